@@ -1,0 +1,35 @@
+"""Networks whose weights are random: variance networks, variational dropout and around them."""
+
+from zeromean.convert import (
+    make_stochastic_,
+    recalibrate_batchnorm_,
+    to_deterministic,
+)
+from zeromean.certificate import zero_mean_
+from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.layers import Embedding, Linear, StochasticLayer
+from zeromean.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
+from zeromean.noise import normal, rademacher, uniform
+from zeromean.objectives import (
+    clip_log_alpha_,
+    cosine_warmup,
+    elbo_loss,
+    kl_by_layer,
+    kl_divergence,
+    linear_warmup,
+    parameter_groups,
+    stochastic_layers,
+)
+from zeromean.posteriors import Additive, Multiplicative, Posterior, ZeroMean
+from zeromean.prediction import (
+    predict_moments,
+    predict_proba,
+    predictive_uncertainty,
+    sample_outputs,
+)
+from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
+from zeromean.samplers import flipout, local, mean, moment_matched, weight
+from zeromean.sampling import sampling
+from zeromean.serialization import load, save
+
+__version__ = "0.1.0"

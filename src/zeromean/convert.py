@@ -1,0 +1,315 @@
+"""From deterministic models to stochastic ones, and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
+from zeromean.objectives import stochastic_layers
+from zeromean.posteriors import Multiplicative, Posterior, PosteriorFactory, ZeroMean
+
+Predicate = Callable[[str, nn.Module], bool]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `make_stochastic_` did.
+
+    Attributes:
+        converted: Names of the layers that are stochastic now.
+        left: Names of the other modules with parameters of their own, and why they were left.
+    """
+
+    converted: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"converted {name}" for name in self.converted]
+        return "\n".join([*lines, *(f"left {name}: {why}" for name, why in self.left.items())])
+
+
+def make_stochastic_(
+    model: nn.Module,
+    *,
+    posterior: PosteriorFactory = ZeroMean,
+    prior: PriorChoice = "default",
+    sampler: SamplerChoice = "default",
+    where: Predicate | None = None,
+) -> Conversion:
+    """Replace layers by their stochastic twins, in place, keeping trained weights.
+
+    Weights become means (for ZeroMean: their magnitudes become scales); the initial noise is the
+    posterior's to say, `posterior=partial(zm.Additive, log_variance=-8.0)`. A weight that several
+    layers share becomes one posterior that they share, and its KL counts once. Modules that read
+    the weights of their children themselves (nn.MultiheadAttention) are left alone.
+
+    Args:
+        posterior: What q(W) becomes: a class, or a `functools.partial` of one.
+        prior: Prior of every converted layer.
+        sampler: Sampler of every converted layer.
+        where: Predicate of name and module that selects the layers. Default: all that have a twin.
+    """
+    if type(model) in _TWINS:
+        raise ValueError(
+            f"The model is itself a {type(model).__name__}, which cannot be replaced in place; "
+            f"wrap it in nn.Sequential, or build a zm.{type(model).__name__}."
+        )
+    selected, left = _select(model, where)
+    _refuse_broken_ties(model, set(selected.values()))
+    # Build everything before anything is replaced, so that an error leaves the model as it was.
+    twins: dict[nn.Module, StochasticLayer] = {}
+    posteriors: dict[Tensor, Posterior] = {}
+    for name, module in selected.items():
+        tied = posteriors.get(module.weight)
+        twins[module] = stochastic_twin(name, module, posterior, prior, sampler, tied)
+        posteriors[module.weight] = twins[module].weight
+    replace_modules_(model, twins)
+    return Conversion(list(selected), left)
+
+
+def to_deterministic(model: nn.Module, weights: str = "mean") -> nn.Module:
+    """A copy of the model with plain torch layers in place of the stochastic ones.
+
+    Args:
+        weights: "mean" takes the mean of every weight (the weight scaling rule); "sample" draws
+            the weights once, which gives one member of the ensemble. A zero-mean layer has only
+            the latter: all its means are zero.
+    """
+    if weights not in ("mean", "sample"):
+        raise ValueError(f"weights must be 'mean' or 'sample', got {weights!r}.")
+    model = copy.deepcopy(model)
+    if isinstance(model, StochasticLayer):
+        return _plain_layer("the model", model, weights, {})
+    drawn: dict[Posterior, nn.Parameter] = {}
+    plain = {
+        layer: _plain_layer(name, layer, weights, drawn)
+        for name, layer in stochastic_layers(model).items()
+    }
+    replace_modules_(model, plain)
+    return model
+
+
+def recalibrate_batchnorm_(
+    model: nn.Module, batches: Tensor | Iterable[Any], *, max_batches: int | None = None
+) -> int:
+    """Estimate the running statistics of every BatchNorm anew, under the model's noise.
+
+    Call it after changing weights behind BatchNorm (zero_mean_, pruning). Returns the number of
+    batches used.
+
+    Args:
+        batches: A tensor (one batch), or an iterable of inputs or of `(inputs, targets)`.
+        max_batches: Stop after so many.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        raise ValueError("The model has no BatchNorm with running statistics to recalibrate.")
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    count = 0
+    try:
+        model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # A cumulative average: every batch counts the same.
+            norm.training = True
+        with torch.no_grad():
+            for batch in [batches] if isinstance(batches, Tensor) else batches:
+                if max_batches is not None and count == max_batches:
+                    break
+                model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+                count += 1
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, mode in modes:
+            module.training = mode
+    if count == 0:
+        raise ValueError("recalibrate_batchnorm_ needs at least one batch, got none.")
+    return count
+
+
+def replace_modules_(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
+    """Put other modules in the places of some, wherever they stand in the model."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child in replacements:
+                setattr(parent, name, replacements[child])
+        # torch's fused transformer paths read the weights of their linear layers themselves.
+        if isinstance(parent, nn.TransformerEncoderLayer) and stochastic_layers(parent):
+            parent.activation_relu_or_gelu = 0
+        if isinstance(parent, nn.TransformerEncoder) and stochastic_layers(parent):
+            parent.use_nested_tensor = False
+
+
+def _select(
+    model: nn.Module, where: Predicate | None
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The modules to convert by name, and the reason why each other one is left."""
+    selected: dict[str, nn.Module] = {}
+    left: dict[str, str] = {}
+    inside_stochastic: set[nn.Module] = set()
+    reads_weights: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, StochasticLayer):
+            left[name] = "already stochastic"
+            inside_stochastic.update(module.modules())
+        elif isinstance(module, nn.MultiheadAttention):
+            reads_weights.update(set(module.children()))
+        if module in inside_stochastic or not module._parameters:
+            continue
+        reason = _reason_to_leave(name, module, where, module in reads_weights)
+        if reason is None:
+            selected[name] = module
+        else:
+            left[name] = reason
+    if not selected:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left.items()) or "no parameters"
+        raise ValueError(
+            f"Nothing to convert: no layer with a stochastic twin was selected ({reasons}); "
+            "check where=."
+        )
+    return selected, left
+
+
+def _reason_to_leave(
+    name: str, module: nn.Module, where: Predicate | None, weight_read_by_parent: bool
+) -> str | None:
+    kind = type(module).__name__
+    if weight_read_by_parent:
+        return "nn.MultiheadAttention reads its weight directly"
+    if parametrize.is_parametrized(module):
+        return "its weight is parametrized; remove the parametrization first"
+    if type(module) not in _TWINS:
+        return f"{kind} has no stochastic twin"
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return "its weight is not a parameter (an old weight_norm?); remove the hook first"
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
+        return "an Embedding with max_norm or sparse gradients has no stochastic twin"
+    if where is not None and not where(name, module):
+        return "not selected"
+    if not module.weight.is_meta and not module.weight.isfinite().all():
+        raise ValueError(
+            f"The weight of {name} must be finite, got NaN or infinite values; load a sound "
+            "checkpoint before converting."
+        )
+    return None
+
+
+def _refuse_broken_ties(model: nn.Module, selected: set[nn.Module]) -> None:
+    weights = {module.weight for module in selected}
+    for name, module in model.named_modules():
+        if module not in selected and any(p in weights for p in module._parameters.values()):
+            raise ValueError(
+                f"{name} shares its weight with a layer to convert but is not converted itself; "
+                "select both, neither, or untie them first."
+            )
+
+
+def stochastic_twin(
+    name: str,
+    module: nn.Module,
+    posterior: PosteriorFactory,
+    prior: PriorChoice,
+    sampler: SamplerChoice,
+    tied: Posterior | None = None,
+) -> StochasticLayer:
+    """The stochastic twin of a torch layer, with its weight, its bias, its hooks and its mode."""
+    def factory(shape: torch.Size, **options: Any) -> Posterior:
+        if tied is None:
+            distribution = posterior(shape, **options)
+            distribution.set_weight_(module.weight)
+            for parameter in distribution.parameters():
+                parameter.requires_grad_(module.weight.requires_grad)
+            return distribution
+        by_neuron = isinstance(tied, Multiplicative) and tied.share == "neuron"
+        if by_neuron and tied.layout.neuron_dim != options.get("layout", tied.layout).neuron_dim:
+            raise ValueError(
+                f"{name} shares its weight with a layer whose output units lie along another "
+                "dimension, so share='neuron' has no meaning; use share='layer' or 'weight'."
+            )
+        return tied
+
+    place = {"device": module.weight.device, "dtype": module.weight.dtype}
+    layer = _TWINS[type(module)](
+        module, posterior=factory, prior=prior, sampler=sampler, **place
+    )
+    if layer.bias is not None:
+        layer.bias = module.bias
+    layer.train(module.training)
+    for hooks in _FORWARD_HOOKS:
+        getattr(layer, hooks).update(getattr(module, hooks))
+    return layer
+
+
+def _convolution_twin(layer: type[StochasticLayer]) -> Callable[..., StochasticLayer]:
+    def build(module: nn.modules.conv._ConvNd, **options: Any) -> StochasticLayer:
+        if module.transposed:
+            options["output_padding"] = module.output_padding
+        return layer(
+            module.in_channels,
+            module.out_channels,
+            module.kernel_size,
+            stride=module.stride,
+            padding=module.padding,
+            dilation=module.dilation,
+            groups=module.groups,
+            bias=module.bias is not None,
+            padding_mode=module.padding_mode,
+            **options,
+        )
+
+    return build
+
+
+def _linear_twin(module: nn.Linear, **options: Any) -> Linear:
+    return Linear(module.in_features, module.out_features, module.bias is not None, **options)
+
+
+def _embedding_twin(module: nn.Embedding, **options: Any) -> Embedding:
+    return Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, **options)
+
+
+_FORWARD_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+_TWINS: dict[type[nn.Module], Callable[..., StochasticLayer]] = {
+    nn.Linear: _linear_twin,
+    nn.Embedding: _embedding_twin,
+    **{layer.torch_twin: _convolution_twin(layer) for layer in (Conv1d, Conv2d, Conv3d)},
+    nn.ConvTranspose2d: _convolution_twin(ConvTranspose2d),
+}
+
+
+def _plain_layer(
+    name: str, layer: StochasticLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
+) -> nn.Module:
+    posterior = layer.weight
+    if weights == "mean" and not posterior.has_mean:
+        raise ValueError(
+            f"{name} is a zero-mean layer: with its means it would put out a constant; "
+            "use weights='sample', or distil the network."
+        )
+    if posterior not in drawn:
+        with torch.no_grad():
+            weight = posterior.sample() if weights == "sample" else posterior.mean_and_scale()[0]
+        drawn[posterior] = nn.Parameter(weight.detach().clone())
+    plain = layer.plain_twin()
+    plain.weight = drawn[posterior]
+    if layer.bias is not None:
+        plain.bias = layer.bias
+    return plain.train(layer.training)

@@ -1,0 +1,247 @@
+"""Convolutions with random weights: drop-in twins of torch's Conv1d, Conv2d, Conv3d and
+ConvTranspose2d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zeromean.layers import PriorChoice, SamplerChoice, StochasticLayer, require_positive
+from zeromean.linear_maps import Convolution, LinearMap
+from zeromean.posteriors import PosteriorFactory, WeightLayout, ZeroMean
+
+
+class _ConvNd(StochasticLayer):
+    """A convolution, transposed or not, with the geometry of a torch layer on the meta device.
+
+    torch's own layer checks the arguments and normalises them, so that they mean what they mean
+    there.
+    """
+
+    def __init__(
+        self,
+        geometry: nn.modules.conv._ConvNd,
+        bias: bool,
+        posterior: PosteriorFactory,
+        prior: PriorChoice,
+        sampler: SamplerChoice,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ):
+        layout = WeightLayout()
+        if geometry.transposed:
+            layout = WeightLayout(neuron_dim=1, groups=geometry.groups)
+        distribution = posterior(geometry.weight.shape, layout=layout, device=device, dtype=dtype)
+        super().__init__(distribution, geometry.out_channels if bias else None, prior, sampler)
+        self.in_channels = geometry.in_channels
+        self.out_channels = geometry.out_channels
+        self.kernel_size = geometry.kernel_size
+        self.stride = geometry.stride
+        self.padding = geometry.padding
+        self.dilation = geometry.dilation
+        self.groups = geometry.groups
+        self.padding_mode = geometry.padding_mode
+        self.transposed = geometry.transposed
+        self.output_padding = geometry.output_padding
+        # In F.pad's order: (left, right) of the last dimension first.
+        self._sides = tuple(geometry._reversed_padding_repeated_twice)
+        uneven = self._sides[::2] != self._sides[1::2]
+        # What a convolution cannot pad itself (reflect, circular, uneven "same") is padded first.
+        self._pads_first = self.padding_mode != "zeros" or uneven
+        self._inner_padding = (0,) * self.num_spatial_dims if self._pads_first else self._sides[::-2]
+
+    @property
+    def num_spatial_dims(self) -> int:
+        return len(self.kernel_size)
+
+    def linear_map(self) -> Convolution:
+        return Convolution(
+            self.stride,
+            self._inner_padding,
+            self.dilation,
+            self.groups,
+            self.transposed,
+            self.output_padding,
+        )
+
+    def prepare(self, x: Tensor) -> Tensor:
+        channel_dim = x.dim() - self.num_spatial_dims - 1
+        if channel_dim not in (0, 1) or x.shape[channel_dim] != self.in_channels:
+            spatial = ", ".join("DHW"[-self.num_spatial_dims :])
+            raise ValueError(
+                f"{type(self).__name__} needs an input of shape (N, {self.in_channels}, {spatial}) "
+                f"or ({self.in_channels}, {spatial}), got {tuple(x.shape)}; reshape it, or change "
+                "in_channels."
+            )
+        if self._pads_first:
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            x = F.pad(x, self._sides, mode=mode)
+        return x if channel_dim == 1 else x.unsqueeze(0)
+
+    def plain_twin(self) -> nn.Module:
+        options = {"output_padding": self.output_padding} if self.transposed else {}
+        return self.torch_twin(
+            self.in_channels,
+            self.out_channels,
+            self.kernel_size,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            bias=self.bias is not None,
+            padding_mode=self.padding_mode,
+            device="meta",
+            **options,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._draw(x, self.linear_map())
+
+    def _draw(self, x: Tensor, op: LinearMap) -> Tensor:
+        y = self.sampler(op, self.prepare(x), self.weight, self.bias)
+        return y if x.dim() == y.dim() else y.squeeze(0)
+
+    def extra_repr(self) -> str:
+        defaults = {
+            "stride": (1,) * self.num_spatial_dims,
+            "padding": (0,) * self.num_spatial_dims,
+            "output_padding": (0,) * self.num_spatial_dims,
+            "dilation": (1,) * self.num_spatial_dims,
+            "groups": 1,
+            "padding_mode": "zeros",
+        }
+        options = [
+            f"{name}={getattr(self, name)!r}"
+            for name, default in defaults.items()
+            if getattr(self, name) != default
+        ]
+        sizes = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        return ", ".join([sizes, *options, super().extra_repr()])
+
+
+class _Convolution(_ConvNd):
+    """torch's signature of Conv1d, Conv2d and Conv3d, once."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        posterior: PosteriorFactory = ZeroMean,
+        prior: PriorChoice = "default",
+        sampler: SamplerChoice = "default",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        require_positive(in_channels=in_channels, out_channels=out_channels)
+        geometry = self.torch_twin(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            padding_mode=padding_mode,
+            device="meta",
+        )
+        super().__init__(geometry, bias, posterior, prior, sampler, device, dtype)
+
+
+class Conv1d(_Convolution):
+    """`nn.Conv1d` with a random weight."""
+
+    torch_twin = nn.Conv1d
+
+
+class Conv2d(_Convolution):
+    """`nn.Conv2d` with a random weight."""
+
+    torch_twin = nn.Conv2d
+
+
+class Conv3d(_Convolution):
+    """`nn.Conv3d` with a random weight."""
+
+    torch_twin = nn.Conv3d
+
+
+class ConvTranspose2d(_ConvNd):
+    """`nn.ConvTranspose2d` with a random weight."""
+
+    torch_twin = nn.ConvTranspose2d
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] = 0,
+        output_padding: int | tuple[int, ...] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, ...] = 1,
+        padding_mode: str = "zeros",
+        *,
+        posterior: PosteriorFactory = ZeroMean,
+        prior: PriorChoice = "default",
+        sampler: SamplerChoice = "default",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        require_positive(in_channels=in_channels, out_channels=out_channels)
+        geometry = nn.ConvTranspose2d(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            dilation=dilation,
+            padding_mode=padding_mode,
+            device="meta",
+        )
+        super().__init__(geometry, bias, posterior, prior, sampler, device, dtype)
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        op = self.linear_map()
+        if output_size is not None:
+            op = replace(op, output_padding=self._padding_for(x, output_size))
+        return self._draw(x, op)
+
+    def _padding_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
+        """The output padding that gives `output_size`, of which a stride leaves several."""
+        smallest = tuple(
+            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
+            for size, stride, padding, dilation, kernel in zip(
+                x.shape[-2:],
+                self.stride,
+                self._inner_padding,
+                self.dilation,
+                self.kernel_size,
+                strict=True,
+            )
+        )
+        wanted = tuple(output_size[-2:])
+        extra = tuple(size - least for size, least in zip(wanted, smallest, strict=True))
+        if any(not 0 <= more < stride for more, stride in zip(extra, self.stride, strict=True)):
+            largest = tuple(s + stride - 1 for s, stride in zip(smallest, self.stride, strict=True))
+            raise ValueError(
+                f"ConvTranspose2d can give sizes from {smallest} to {largest} for an input of "
+                f"shape {tuple(x.shape)}, got output_size={wanted}."
+            )
+        return extra

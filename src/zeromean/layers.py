@@ -1,0 +1,232 @@
+"""Layers with random weights: what every one has, and the twins of torch's Linear and Embedding.
+
+The convolutions are in `convolutions.py`.
+
+`layer.weight` is the posterior (what q(W) is), `layer.prior` what it is compared with and
+`layer.sampler` how an output is drawn. The default is a variance layer: zero mean, normal noise,
+local reparameterization. Layers sample in train and eval mode alike; see `zm.sampling`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.linear_maps import Dense, LinearMap, LookUp
+from zeromean.noise import normal
+from zeromean.posteriors import Posterior, PosteriorFactory, WeightLayout, ZeroMean
+from zeromean.priors import LogUniform, Prior
+from zeromean.samplers import SAMPLERS, Sampler, local, weight
+
+PriorChoice = Prior | None | Literal["default"]
+SamplerChoice = Sampler | Literal["default"]
+
+
+class StochasticLayer(nn.Module):
+    """A linear map with a random weight and a deterministic bias.
+
+    Args:
+        posterior: The distribution of the weight.
+        bias_size: Length of the bias, None for none.
+        prior: What the KL term compares the posterior with, None for no KL term.
+            Default: LogUniform() for normal noise, None for other noise.
+        sampler: How an output is drawn. Default: `zm.local` for normal noise, else `zm.weight`.
+    """
+
+    torch_twin: type[nn.Module]
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        bias_size: int | None,
+        prior: PriorChoice,
+        sampler: SamplerChoice,
+    ):
+        super().__init__()
+        self.weight = posterior
+        self.prior = _checked_prior(prior, posterior)
+        self.sampler = checked_sampler(sampler, posterior)
+        bias = None
+        if bias_size is not None:
+            bias = nn.Parameter(
+                torch.empty(bias_size, device=posterior.device, dtype=posterior.dtype)
+            )
+        self.register_parameter("bias", bias)
+        self._reset_bias()
+
+    def linear_map(self) -> LinearMap:
+        """The map that `forward` applies to the prepared input."""
+        raise NotImplementedError
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Check an input and bring it into the form that the linear map takes."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sampler(self.linear_map(), self.prepare(x), self.weight, self.bias)
+
+    def plain_twin(self) -> nn.Module:
+        """torch's layer of the same geometry, on the meta device."""
+        raise NotImplementedError
+
+    def kl(self) -> Tensor:
+        """KL(posterior ‖ prior), summed over the weights; zero without a prior."""
+        if self.prior is None:
+            return torch.zeros((), device=self.weight.device, dtype=self.weight.dtype)
+        return self.prior.kl(self.weight)
+
+    def reset_parameters(self) -> None:
+        self.weight.reset_parameters()
+        self._reset_bias()
+
+    def _reset_bias(self) -> None:
+        if self.bias is not None:
+            bound = self.weight.initial_bound
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"bias={self.bias is not None}, prior={self.prior}, sampler={_name(self.sampler)}"
+
+
+class Linear(StochasticLayer):
+    """`nn.Linear` with a random weight: `(*, in_features)` to `(*, out_features)`."""
+
+    torch_twin = nn.Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        posterior: PosteriorFactory = ZeroMean,
+        prior: PriorChoice = "default",
+        sampler: SamplerChoice = "default",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        require_positive(in_features=in_features, out_features=out_features)
+        distribution = posterior((out_features, in_features), device=device, dtype=dtype)
+        super().__init__(distribution, out_features if bias else None, prior, sampler)
+        self.in_features = in_features
+        self.out_features = out_features
+
+    def linear_map(self) -> LinearMap:
+        return Dense()
+
+    def prepare(self, x: Tensor) -> Tensor:
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"Linear needs an input of shape (*, {self.in_features}), got {tuple(x.shape)}; "
+                "flatten or transpose it so that the features come last."
+            )
+        return x
+
+    def plain_twin(self) -> nn.Module:
+        bias = self.bias is not None
+        return nn.Linear(self.in_features, self.out_features, bias, device="meta")
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {super().extra_repr()}"
+
+
+class Embedding(StochasticLayer):
+    """`nn.Embedding` with a random weight; the row of `padding_idx` is zero and has no noise.
+
+    Only the rows that are looked up are computed. With `zm.weight` and `zm.flipout` a repeated
+    token repeats its noise, with `zm.local` it does not.
+    """
+
+    torch_twin = nn.Embedding
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        posterior: PosteriorFactory = ZeroMean,
+        prior: PriorChoice = "default",
+        sampler: SamplerChoice = "default",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        require_positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ValueError(
+                    f"padding_idx must lie within the {num_embeddings} embeddings, "
+                    f"got {padding_idx}."
+                )
+            padding_idx %= num_embeddings
+        layout = WeightLayout(fan_in=1, neuron_dim=1, noiseless_row=padding_idx)
+        shape = (num_embeddings, embedding_dim)
+        distribution = posterior(shape, layout=layout, device=device, dtype=dtype)
+        super().__init__(distribution, None, prior, sampler)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+
+    def linear_map(self) -> LinearMap:
+        return LookUp(self.padding_idx)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        if x.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"Embedding needs indices of dtype int64 or int32, got {x.dtype}; use x.long()."
+            )
+        return x
+
+    def plain_twin(self) -> nn.Module:
+        return nn.Embedding(
+            self.num_embeddings, self.embedding_dim, self.padding_idx, device="meta"
+        )
+
+    def extra_repr(self) -> str:
+        sizes = f"{self.num_embeddings}, {self.embedding_dim}"
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{sizes}{padding}, {super().extra_repr()}"
+
+
+def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
+    """The sampler, or an error where its theory does not cover the posterior."""
+    if isinstance(sampler, str) and sampler == "default":
+        return local if posterior.noise is normal else weight
+    if not callable(sampler):
+        names = ", ".join(f"zm.{name}" for name in SAMPLERS)
+        raise TypeError(f"sampler must be a function, got {sampler!r}; use one of {names}.")
+    if sampler is local and posterior.noise is not normal:
+        raise ValueError(
+            f"zm.local needs normal noise, got {_name(posterior.noise)}; use sampler=zm.weight, or "
+            "zm.moment_matched for its normal approximation."
+        )
+    return sampler
+
+
+def _checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
+    if isinstance(prior, str) and prior == "default":
+        return LogUniform() if posterior.noise is normal else None
+    if prior is None:
+        return None
+    if not isinstance(prior, Prior):
+        raise TypeError(
+            f"prior must have a method kl(posterior), got {prior!r}; use zm.LogUniform(), "
+            "zm.StudentT(), zm.ARD(), zm.Normal() or None."
+        )
+    if posterior.noise is not normal:
+        raise ValueError(
+            f"The KL of {prior} needs normal noise, got {_name(posterior.noise)}; use prior=None."
+        )
+    return prior
+
+
+def require_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}.")
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", repr(function))

@@ -1,0 +1,140 @@
+"""The training objective: the evidence lower bound, KL schedules and parameter groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.layers import StochasticLayer
+from zeromean.posteriors import Additive, Multiplicative, Posterior
+
+
+def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
+    """The stochastic layers of a model by name, shared ones once."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, StochasticLayer)}
+
+
+def kl_by_layer(model: nn.Module) -> dict[str, Tensor]:
+    """The KL term of every stochastic layer by name; a tied posterior counts once."""
+    terms: dict[str, Tensor] = {}
+    counted: set[int] = set()
+    for name, layer in stochastic_layers(model).items():
+        if layer.prior is not None and id(layer.weight) not in counted:
+            counted.add(id(layer.weight))
+            terms[name] = layer.kl()
+    return terms
+
+
+def kl_divergence(model: nn.Module) -> Tensor:
+    """KL(q ‖ p) of the whole model: a pure function of its parameters.
+
+    A zero tensor where there is no stochastic layer.
+    """
+    terms = list(kl_by_layer(model).values())
+    if not terms:
+        like = next(model.parameters(), torch.zeros(()))
+        return torch.zeros((), device=like.device, dtype=like.dtype)
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
+
+def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0) -> Tensor:
+    """The negative ELBO for each object: nll_mean + beta · kl / num_data.
+
+    Args:
+        nll_mean: Negative log-likelihood, averaged over the mini-batch (`F.cross_entropy`'s
+            default reduction).
+        kl: `zm.kl_divergence(model)`.
+        num_data: Objects in the whole training set: not in the batch, not batches in an epoch.
+        beta: Weight of the KL term: a warm-up schedule's value, or the ⅓ of Kingma's set-up.
+    """
+    if num_data <= 0:
+        raise ValueError(
+            f"num_data must be the number of objects in the training set, got {num_data}."
+        )
+    if not 0 <= beta < math.inf:
+        raise ValueError(f"beta must be a finite number of at least 0, got {beta}.")
+    return nll_mean + kl * (beta / num_data)
+
+
+def linear_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callable[[int], float]:
+    """beta that rises linearly from `start` at step 0 to `end` at step `steps` and stays there."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}.")
+    return lambda step: start + (end - start) * min(max(step, 0) / steps, 1.0)
+
+
+def cosine_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callable[[int], float]:
+    """beta that rises from `start` to `end` along half a cosine and stays there."""
+    linear = linear_warmup(steps)
+    return lambda step: start + (end - start) * 0.5 * (1 - math.cos(math.pi * linear(step)))
+
+
+def clip_log_alpha_(
+    model: nn.Module, *, low: float = -math.inf, high: float = math.inf
+) -> None:
+    """Project log α of every weight into [low, high]; call it after each optimizer step.
+
+    `high=0` is Kingma's α ≤ 1. A projection, not a clamp in the forward pass: a clamped parameter
+    would get no gradient and could never come back.
+    """
+    if not low <= high:
+        raise ValueError(f"low must not exceed high, got low={low}, high={high}.")
+    with torch.no_grad():
+        for posterior in {layer.weight for layer in stochastic_layers(model).values()}:
+            if isinstance(posterior, Multiplicative):
+                posterior.log_alpha.clamp_(low, high)
+            elif isinstance(posterior, Additive):
+                log_squared_mean = posterior.log_variance - posterior.log_alpha_per_weight()
+                log_alpha = posterior.log_alpha_per_weight().clamp(low, high)
+                posterior.log_variance.copy_(log_squared_mean + log_alpha)
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    log_alpha_lr: float | None = None,
+    weight_decay: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Parameter groups for any torch optimizer.
+
+    Weight decay goes to deterministic weights and posterior means with two or more dimensions;
+    never to log α, log-variances and scales, whose prior is the KL term (decay would pull α
+    towards 1), nor to biases and norm parameters.
+
+    Args:
+        lr: Learning rate.
+        log_alpha_lr: Learning rate of log α and log-variances; 10 · lr lets log α cross zero
+            within epochs where lr alone takes tens. Default: lr.
+        weight_decay: Decay of the first group.
+    """
+    logarithms, scales = set(), set()
+    for posterior in model.modules():
+        if isinstance(posterior, Posterior):
+            for name, parameter in posterior.named_parameters(recurse=False):
+                if name.startswith("log_"):
+                    logarithms.add(parameter)
+                elif name == "scale":
+                    scales.add(parameter)
+    groups: dict[str, dict[str, Any]] = {
+        "weights": {"params": [], "lr": lr, "weight_decay": weight_decay},
+        "undecayed": {"params": [], "lr": lr, "weight_decay": 0.0},
+        "log_alpha": {
+            "params": [],
+            "lr": lr if log_alpha_lr is None else log_alpha_lr,
+            "weight_decay": 0.0,
+        },
+    }
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter in logarithms:
+            name = "log_alpha"
+        else:
+            name = "undecayed" if parameter in scales or parameter.dim() < 2 else "weights"
+        groups[name]["params"].append(parameter)
+    return [{"name": name, **group} for name, group in groups.items() if group["params"]]

@@ -1,0 +1,328 @@
+"""What q(W) is: the variational parameters of a weight tensor and its noise family.
+
+Every posterior is fully factorized, w = mean + scale · ε, with ε of zero mean and unit variance.
+Its parameters stand in a layer's state dict under `weight.`: `scale` (ZeroMean), `mean` and
+`log_alpha` (Multiplicative), `mean` and `log_variance` (Additive).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zeromean.noise import NOISES, NoiseFamily, normal
+
+SHARES = ("layer", "neuron", "weight")
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """What a layer knows about its weight tensor and a posterior needs.
+
+    Args:
+        fan_in: Inputs of one output unit; sets the size of the initial weights.
+            Default: the product of all sizes but the first.
+        neuron_dim: Dimension along which the output units lie, 0 or 1.
+        groups: Blocks along dimension 0, each with output units of its own (grouped transposed
+            convolutions).
+        noiseless_row: A row without noise (an embedding's padding index).
+    """
+
+    fan_in: int | None = None
+    neuron_dim: int = 0
+    groups: int = 1
+    noiseless_row: int | None = None
+
+
+class Posterior(nn.Module):
+    """A fully factorized distribution over one weight tensor.
+
+    Args:
+        shape: Shape of the weight tensor.
+        noise: Noise family: `zm.normal`, `zm.rademacher` or `zm.uniform`.
+        layout: How the layer reads the tensor.
+    """
+
+    has_mean = True
+
+    def __init__(self, shape: Sequence[int], noise: NoiseFamily, layout: WeightLayout):
+        super().__init__()
+        if not callable(noise):
+            names = ", ".join(f"zm.{name}" for name in NOISES)
+            raise TypeError(f"noise must be a function, got {noise!r}; use one of {names}.")
+        self.shape = torch.Size(shape)
+        self.noise = noise
+        self.layout = layout
+
+    # What a posterior must answer.
+
+    def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        """The mean (None: exactly zero) and a signed standard deviation of every weight."""
+        raise NotImplementedError
+
+    def log_variance_per_weight(self) -> Tensor:
+        """Logarithm of the variance of every weight, in the shape of the weight."""
+        raise NotImplementedError
+
+    def log_alpha_per_weight(self) -> Tensor:
+        """log α = log(variance / mean²) of every weight, in the shape of the weight."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw initial parameters."""
+        raise NotImplementedError
+
+    def set_weight_(self, weight: Tensor) -> None:
+        """Take a trained weight over as the mean (ZeroMean: its magnitude as the scale)."""
+        raise NotImplementedError
+
+    # What follows from it.
+
+    def moments(self, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        """Mean and variance of every weight; a mean of None is exactly zero.
+
+        A variance too small for a normal floating-point number is exactly zero: training drives
+        most scales of a variance layer there, and denormals make matrix products crawl.
+
+        Args:
+            rows: Indices along dimension 0. Only these rows are computed, in the shape
+                `(*rows.shape, *shape[1:])`, so that an embedding does not touch its whole table.
+        """
+        mean, scale = self._silence(*self.mean_and_scale(rows), rows)
+        variance = scale.square()
+        return mean, F.threshold(variance, torch.finfo(variance.dtype).tiny, 0.0)
+
+    def sample(self) -> Tensor:
+        """Draw one weight tensor."""
+        mean, scale = self._silence(*self.mean_and_scale(), None)
+        deviation = scale * self.noise(scale)
+        return deviation if mean is None else mean + deviation
+
+    def deviation(self) -> Tensor:
+        """Draw one weight tensor less its mean."""
+        _, scale = self._silence(*self.mean_and_scale(), None)
+        return scale * self.noise(scale)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def initial_bound(self) -> float:
+        """1/√fan_in, the range of torch's initial weights and biases."""
+        fan_in = self.layout.fan_in
+        fan_in = math.prod(self.shape[1:]) if fan_in is None else fan_in
+        return 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.shape)}, noise={self.noise.__name__}"
+
+    def _silence(
+        self, mean: Tensor | None, scale: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Take the noise off the noiseless row."""
+        row = self.layout.noiseless_row
+        if row is None:
+            return mean, scale
+        if rows is None:
+            rows = torch.arange(self.shape[0], device=scale.device)
+        return mean, scale.masked_fill((rows == row).unsqueeze(-1), 0.0)
+
+    def _look_up(self, parameter: Tensor, rows: Tensor | None) -> Tensor:
+        if rows is None:
+            return parameter
+        return F.embedding(rows, parameter, padding_idx=self.layout.noiseless_row)
+
+    def _initialize_like_torch_(self, parameter: Tensor) -> None:
+        """Uniform in ±1/√fan_in, as torch and the authors do; the noiseless row is zero."""
+        bound = self.initial_bound
+        with torch.no_grad():
+            parameter.uniform_(-bound, bound)
+            if self.layout.noiseless_row is not None:
+                parameter[self.layout.noiseless_row] = 0.0
+
+
+PosteriorFactory = Callable[..., Posterior]
+
+
+class ZeroMean(Posterior):
+    """w = scale · ε: everything the weight knows is in its variance.
+
+    `scale` is signed and starts uniformly in ±1/√fan_in; the standard deviation is its absolute
+    value. Neklyudov et al. (2019), section 3.
+    """
+
+    has_mean = False
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        noise: NoiseFamily = normal,
+        layout: WeightLayout = WeightLayout(),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(shape, noise, layout)
+        self.scale = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def mean_and_scale(self, rows: Tensor | None = None) -> tuple[None, Tensor]:
+        return None, self._look_up(self.scale, rows)
+
+    def log_variance_per_weight(self) -> Tensor:
+        return 2 * _log_magnitude(self.scale)
+
+    def log_alpha_per_weight(self) -> Tensor:
+        return torch.full_like(self.scale, math.inf)
+
+    def reset_parameters(self) -> None:
+        self._initialize_like_torch_(self.scale)
+
+    def set_weight_(self, weight: Tensor) -> None:
+        with torch.no_grad():
+            self.scale.copy_(weight.abs())
+
+
+class Multiplicative(Posterior):
+    """w = mean · (1 + √α · ε): Gaussian dropout with a learned α. Kingma et al. (2015).
+
+    Args:
+        share: One α for each "layer", "neuron" (output unit, filter or embedding column) or
+            "weight".
+        log_alpha: Initial log α.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        share: str = "layer",
+        log_alpha: float = -5.0,
+        noise: NoiseFamily = normal,
+        layout: WeightLayout = WeightLayout(),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(shape, noise, layout)
+        if share not in SHARES:
+            raise ValueError(f"share must be one of {', '.join(SHARES)}, got {share!r}.")
+        self.share = share
+        self.initial_log_alpha = _require_finite("log_alpha", log_alpha)
+        num_neurons = self.shape[layout.neuron_dim] * layout.groups
+        alpha_shape = {"layer": (), "neuron": (num_neurons,), "weight": self.shape}[share]
+        self.mean = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
+        self.log_alpha = nn.Parameter(torch.empty(alpha_shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        mean = self._look_up(self.mean, rows)
+        log_alpha = self._broadcastable_log_alpha()
+        if self.share == "weight":
+            log_alpha = self._look_up(log_alpha, rows)
+        return mean, mean * (0.5 * log_alpha).exp()
+
+    def log_variance_per_weight(self) -> Tensor:
+        return 2 * _log_magnitude(self.mean) + self._broadcastable_log_alpha()
+
+    def log_alpha_per_weight(self) -> Tensor:
+        return self._broadcastable_log_alpha().expand(self.shape)
+
+    @property
+    def weights_per_alpha(self) -> int:
+        """How many weights share one α."""
+        return self.numel() // self.log_alpha.numel()
+
+    def reset_parameters(self) -> None:
+        self._initialize_like_torch_(self.mean)
+        nn.init.constant_(self.log_alpha, self.initial_log_alpha)
+
+    def set_weight_(self, weight: Tensor) -> None:
+        with torch.no_grad():
+            self.mean.copy_(weight)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, share={self.share!r}"
+
+    def _broadcastable_log_alpha(self) -> Tensor:
+        """log α in a shape that broadcasts against the weight."""
+        if self.share != "neuron":
+            return self.log_alpha
+        trailing = [1] * (self.dim() - 1 - self.layout.neuron_dim)
+        if self.layout.neuron_dim == 0:
+            return self.log_alpha.view(-1, *trailing)
+        # Output units lie along dimension 1; the block of dimension 0 says which of them.
+        groups = self.layout.groups
+        per_block = self.log_alpha.view(groups, self.shape[1], *trailing)
+        return per_block.repeat_interleave(self.shape[0] // groups, dim=0)
+
+
+class Additive(Posterior):
+    """w = mean + σ · ε with a mean and a log-variance for every weight.
+
+    The gradient of the mean is free of the weight's own noise, which is what lets sparse
+    variational dropout learn large α. Molchanov et al. (2017).
+
+    Args:
+        log_variance: Initial log σ².
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        log_variance: float = -10.0,
+        noise: NoiseFamily = normal,
+        layout: WeightLayout = WeightLayout(),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(shape, noise, layout)
+        self.initial_log_variance = _require_finite("log_variance", log_variance)
+        self.mean = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
+        self.log_variance = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        mean = self._look_up(self.mean, rows)
+        return mean, (0.5 * self._look_up(self.log_variance, rows)).exp()
+
+    def log_variance_per_weight(self) -> Tensor:
+        return self.log_variance
+
+    def log_alpha_per_weight(self) -> Tensor:
+        return self.log_variance - 2 * _log_magnitude(self.mean)
+
+    def reset_parameters(self) -> None:
+        self._initialize_like_torch_(self.mean)
+        nn.init.constant_(self.log_variance, self.initial_log_variance)
+
+    def set_weight_(self, weight: Tensor) -> None:
+        with torch.no_grad():
+            self.mean.copy_(weight)
+
+
+def _log_magnitude(weight: Tensor) -> Tensor:
+    # Finite at zero, in value and gradient: clamp_min passes no gradient below its bound.
+    return weight.abs().clamp_min(torch.finfo(weight.dtype).tiny).log()
+
+
+def _require_finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}.")
+    return float(value)

@@ -1,0 +1,281 @@
+"""Monte-Carlo prediction: average over the weights, without a loop.
+
+Inside a prediction BatchNorm uses its running statistics and torch's Dropout modules stay on
+(Monte-Carlo dropout); the modes are restored afterwards. Common arguments:
+
+- `num_samples`: draws of the noise.
+- `sampler`: how every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`, …).
+- `seed`: makes the draw reproducible, for the same model, inputs and chunk size, without touching
+  the global generator.
+- `chunk_size`: samples that run at once; by default chosen so that memory stays bounded.
+- `select`: picks the tensor from what the model puts out, where that is not a tensor.
+- `inputs`: a tensor, a tuple of positional or a mapping of keyword arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.monte_carlo import Inputs, draw_outputs
+from zeromean.samplers import Sampler
+
+
+def sample_outputs(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    sampler: Sampler | None = None,
+    seed: int | None = None,
+    chunk_size: int | None = None,
+    select: Callable[[Any], Tensor] | None = None,
+    differentiable: bool = False,
+) -> Tensor:
+    """Outputs of the random network, `(num_samples, batch, …)`.
+
+    With `sampler=zm.weight` each sample is one network applied to the whole batch.
+
+    Args:
+        differentiable: Keep the graph, for gradients through the samples.
+    """
+    chunks: list[Tensor] = []
+    draw_outputs(
+        model,
+        inputs,
+        num_samples,
+        chunks.append,
+        sampler=sampler,
+        seed=seed,
+        chunk_size=chunk_size,
+        select=select,
+        differentiable=differentiable,
+    )
+    return torch.cat(chunks)
+
+
+def predict_proba(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    dim: int = -1,
+    sampler: Sampler | None = None,
+    seed: int | None = None,
+    chunk_size: int | None = None,
+    select: Callable[[Any], Tensor] | None = None,
+    return_stderr: bool = False,
+) -> Any:
+    """Class probabilities averaged over the samples, `(batch, classes)`.
+
+    Args:
+        dim: Dimension of the classes in the model's output, which are logits.
+        return_stderr: Return `(probabilities, standard errors)`.
+    """
+    if return_stderr:
+        _require_several("return_stderr=True", num_samples)
+    running = _Running()
+    draw_outputs(
+        model,
+        inputs,
+        num_samples,
+        lambda logits: running.update(_softmax(logits, dim)),
+        sampler=sampler,
+        seed=seed,
+        chunk_size=chunk_size,
+        select=select,
+    )
+    return (running.mean, running.stderr()) if return_stderr else running.mean
+
+
+class Likelihood(Protocol):
+    """What a regression needs to know of its noise: see `zeromean.likelihoods`."""
+
+    def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class PredictiveMoments(NamedTuple):
+    """Moments of a regression's predictive distribution."""
+
+    mean: Tensor
+    aleatoric: Tensor
+    """Variance of the noise of the targets, averaged over the samples."""
+    epistemic: Tensor
+    """Variance of the predicted mean over the samples: what more data would reduce."""
+
+    @property
+    def variance(self) -> Tensor:
+        return self.aleatoric + self.epistemic
+
+
+def predict_moments(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    likelihood: Likelihood | None = None,
+    sampler: Sampler | None = None,
+    seed: int | None = None,
+    chunk_size: int | None = None,
+    select: Callable[[Any], Tensor] | None = None,
+    return_stderr: bool = False,
+) -> Any:
+    """Mean, aleatoric and epistemic variance of a regression.
+
+    Args:
+        likelihood: The likelihood of the training (`zm.GaussianLikelihood` or
+            `zm.HeteroscedasticGaussianLikelihood`). Without one the aleatoric variance is zero.
+        return_stderr: Return `(moments, standard errors)`, the latter in the same form.
+    """
+    _require_several("predict_moments", num_samples)
+    means, noises = _Running(keep=return_stderr), _Running()
+
+    def consume(outputs: Tensor) -> None:
+        if likelihood is None:
+            mean, noise = outputs, torch.zeros_like(outputs)
+        else:
+            mean, log_variance = likelihood.mean_and_log_variance(outputs)
+            noise = log_variance.exp()
+        means.update(mean)
+        noises.update(noise)
+
+    draw_outputs(
+        model,
+        inputs,
+        num_samples,
+        consume,
+        sampler=sampler,
+        seed=seed,
+        chunk_size=chunk_size,
+        select=select,
+    )
+    moments = PredictiveMoments(means.mean, noises.mean, means.variance())
+    if not return_stderr:
+        return moments
+    # The variance is an average of squared deviations: its error is theirs.
+    squares = (means.kept() - means.mean).square()
+    spread = squares.std(0) / math.sqrt(num_samples)
+    return moments, PredictiveMoments(means.stderr(), noises.stderr(), spread)
+
+
+class PredictiveUncertainty(NamedTuple):
+    """Entropies of a classification in nats: total = aleatoric + epistemic."""
+
+    predictive_entropy: Tensor
+    """Entropy of the averaged probabilities: the total uncertainty."""
+    expected_entropy: Tensor
+    """Average entropy of the samples' probabilities: noise in the data."""
+    mutual_information: Tensor
+    """Their difference, never negative: how much the samples disagree."""
+
+
+def predictive_uncertainty(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    dim: int = -1,
+    sampler: Sampler | None = None,
+    seed: int | None = None,
+    chunk_size: int | None = None,
+    select: Callable[[Any], Tensor] | None = None,
+    return_stderr: bool = False,
+) -> Any:
+    """Predictive entropy, expected entropy and mutual information of every object.
+
+    Args:
+        dim: Dimension of the classes in the model's output, which are logits.
+        return_stderr: Return `(uncertainty, standard errors)`, the latter in the same form, by
+            the delta method.
+    """
+    if return_stderr:
+        _require_several("return_stderr=True", num_samples)
+    probabilities, entropies = _Running(keep=return_stderr), _Running(keep=return_stderr)
+
+    def consume(logits: Tensor) -> None:
+        chunk = _softmax(logits, dim)
+        probabilities.update(chunk)
+        entropies.update(_entropy(chunk, _sample_dim(dim)))
+
+    draw_outputs(
+        model,
+        inputs,
+        num_samples,
+        consume,
+        sampler=sampler,
+        seed=seed,
+        chunk_size=chunk_size,
+        select=select,
+    )
+    total = _entropy(probabilities.mean, dim)
+    expected = entropies.mean
+    # Jensen makes the difference non-negative; rounding may not.
+    uncertainty = PredictiveUncertainty(total, expected, (total - expected).clamp_min(0))
+    if not return_stderr:
+        return uncertainty
+    # To first order the entropy of the average moves with −Σ p log(average).
+    surprise = torch.xlogy(probabilities.kept(), probabilities.mean).sum(_sample_dim(dim)).neg()
+    entropy = entropies.kept()
+    errors = [t.std(0) / math.sqrt(num_samples) for t in (surprise, entropy, surprise - entropy)]
+    return uncertainty, PredictiveUncertainty(*errors)
+
+
+class _Running:
+    """Mean and variance over samples that arrive in chunks `(k, …)`, in constant memory."""
+
+    def __init__(self, keep: bool = False):
+        self.count = 0
+        self.mean = torch.zeros(())
+        self.squares = torch.zeros(())
+        self.chunks: list[Tensor] | None = [] if keep else None
+
+    def update(self, chunk: Tensor) -> None:
+        if self.chunks is not None:
+            self.chunks.append(chunk)
+        # Chan et al. (1983): merge two sets by their counts, means and sums of squares.
+        size, mean = len(chunk), chunk.mean(0)
+        squares = (chunk - mean).square().sum(0)
+        if self.count == 0:
+            self.count, self.mean, self.squares = size, mean, squares
+            return
+        total = self.count + size
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (size / total)
+        self.squares = self.squares + squares + delta.square() * (self.count * size / total)
+        self.count = total
+
+    def variance(self) -> Tensor:
+        return self.squares / (self.count - 1)
+
+    def stderr(self) -> Tensor:
+        return (self.variance() / self.count).sqrt()
+
+    def kept(self) -> Tensor:
+        return torch.cat(self.chunks or [])
+
+
+def _sample_dim(dim: int) -> int:
+    """A dimension of one output, counted in a chunk that has the samples in front."""
+    return dim if dim < 0 else dim + 1
+
+
+def _softmax(logits: Tensor, dim: int) -> Tensor:
+    if logits.dim() < 2 or logits.shape[_sample_dim(dim)] < 2:
+        raise ValueError(
+            f"The model must put out logits with at least 2 classes in dimension {dim}, got "
+            f"outputs of shape {tuple(logits.shape[1:])}; set dim=, or add the other class."
+        )
+    return logits.softmax(_sample_dim(dim))
+
+
+def _entropy(probabilities: Tensor, dim: int) -> Tensor:
+    return torch.xlogy(probabilities, probabilities).sum(dim).neg()
+
+
+def _require_several(what: str, num_samples: int) -> None:
+    if num_samples < 2:
+        raise ValueError(f"{what} needs num_samples of at least 2, got {num_samples}.")

@@ -1,0 +1,162 @@
+"""What p(W) is, and the Kullback–Leibler divergence from a posterior to it.
+
+Priors are frozen values. Each gives `kl(posterior)`, the divergence summed over the weights, for
+normal noise: in closed form or by a smooth quadrature where there is one, else from one sample.
+
+The log-uniform prior is improper, so its KL is defined up to a constant; here it is 0 for a
+zero-mean posterior. ELBOs compare models under one prior, never across priors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from zeromean import functional
+from zeromean.posteriors import Additive, Multiplicative, Posterior
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """Anything with `kl(posterior)`."""
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        """KL(posterior ‖ prior), summed over the weights."""
+        ...
+
+
+@dataclass(frozen=True, init=False)
+class LogUniform:
+    """p(w) ∝ 1/|w|, the prior of variational dropout.
+
+    Args:
+        kl: "exact" (through Dawson's function, Hron et al. 2017), "approx" (the sigmoid fit of
+            Molchanov et al. 2017, off by up to 0.0094 nat a weight) or "sample" (one draw).
+    """
+
+    method: str
+
+    def __init__(self, kl: str = "exact"):
+        object.__setattr__(self, "method", _choice("LogUniform", kl, "exact", "approx", "sample"))
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        if not posterior.has_mean:
+            return _zero(posterior)
+        if self.method == "sample":
+            return _sample(functional.log_uniform_kl_sample, posterior)
+        if self.method == "approx":
+            return _sum_over_alpha(functional.log_uniform_kl_approx, posterior)
+        if isinstance(posterior, Additive):
+            return functional.log_uniform_kl_sum(posterior.mean, posterior.log_variance)
+        return _sum_over_alpha(_exact_log_uniform_kl, posterior)
+
+    def __repr__(self) -> str:
+        return f"LogUniform(kl={self.method!r})"
+
+
+@dataclass(frozen=True, init=False)
+class StudentT:
+    """Student's t with `df` degrees of freedom: a proper prior that tends to LogUniform.
+
+    The constant is fixed so that df → 0 gives LogUniform's KL; a normalised density would add
+    −½ log df, about 18 nat a weight at the default. Neklyudov et al. (2019), equation 10.
+
+    Args:
+        df: Degrees of freedom.
+        kl: "quadrature" (smooth, deterministic) or "sample" (one draw, as the paper did; its
+            gradient is very noisy where α is large).
+    """
+
+    df: float
+    method: str
+
+    def __init__(self, df: float = 1e-16, kl: str = "quadrature"):
+        if not 0 < df < math.inf:
+            raise ValueError(f"StudentT needs df > 0, got {df}; for the limit 0 use LogUniform().")
+        object.__setattr__(self, "df", float(df))
+        object.__setattr__(self, "method", _choice("StudentT", kl, "quadrature", "sample"))
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        if self.method == "sample":
+            return _sample(functional.student_t_kl_sample, posterior, self.df)
+        mean, _ = posterior.mean_and_scale()
+        log_variance = posterior.log_variance_per_weight()
+        return functional.student_t_kl(mean, log_variance, self.df).sum()
+
+    def __repr__(self) -> str:
+        return f"StudentT(df={self.df:g}, kl={self.method!r})"
+
+
+@dataclass(frozen=True)
+class ARD:
+    """Automatic relevance determination: N(0, λ²) with a λ for every weight, at its optimum.
+
+    The best λ² is mean² + variance, which leaves KL = ½ log(1 + 1/α). (The paper's equation 11
+    lacks the ½.)
+    """
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        if not posterior.has_mean:
+            return _zero(posterior)
+        return _sum_over_alpha(functional.ard_kl, posterior)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(0, scale²).
+
+    Args:
+        scale: Standard deviation.
+        learn: Empirical Bayes: use the best common scale² of each layer, the average of
+            mean² + variance over its weights, in place of `scale`.
+    """
+
+    scale: float = 1.0
+    learn: bool = False
+
+    def __post_init__(self):
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"Normal needs a scale > 0, got {self.scale}.")
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        mean, deviation = posterior.mean_and_scale()
+        scale = torch.as_tensor(self.scale, dtype=posterior.dtype, device=posterior.device)
+        if self.learn:
+            second_moment = deviation.square()
+            if mean is not None:
+                second_moment = second_moment + mean.square()
+            scale = second_moment.mean().clamp_min(torch.finfo(posterior.dtype).tiny).sqrt()
+        log_variance = posterior.log_variance_per_weight()
+        return functional.normal_kl(mean, log_variance, scale).sum()
+
+
+def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
+    return functional.log_uniform_kl((-log_alpha).exp())
+
+
+def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Tensor:
+    """Sum over the weights of a KL that depends on α alone: one evaluation for every α."""
+    if isinstance(posterior, Multiplicative):
+        return kl(posterior.log_alpha).sum() * posterior.weights_per_alpha
+    return kl(posterior.log_alpha_per_weight()).sum()
+
+
+def _sample(kl: Callable[..., Tensor], posterior: Posterior, *arguments: float) -> Tensor:
+    mean, scale = posterior.mean_and_scale()
+    log_variance = posterior.log_variance_per_weight()
+    return kl(mean, log_variance, *arguments, posterior.noise(scale)).sum()
+
+
+def _zero(posterior: Posterior) -> Tensor:
+    return torch.zeros((), dtype=posterior.dtype, device=posterior.device)
+
+
+def _choice(owner: str, value: str, *choices: str) -> str:
+    if value not in choices:
+        raise ValueError(f"{owner} needs kl= one of {', '.join(choices)}, got {value!r}.")
+    return value

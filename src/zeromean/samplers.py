@@ -1,0 +1,92 @@
+"""How op(x, W) is drawn when W is random.
+
+A sampler is a function `(op, x, posterior, bias) -> output`. All of them agree in the mean of
+each output, and all but `mean` in its variance; they differ in what shares one draw:
+
+| sampler | noise | drawn for | exact for |
+| --- | --- | --- | --- |
+| `local` | normal | every output, object and position | each output by itself |
+| `moment_matched` | any | every output, object and position | two moments of each output |
+| `weight` | any | every weight, once for the batch | everything |
+| `flipout` | any | every weight, with random signs by object | each object by itself |
+| `mean` | any | nothing | – |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from zeromean.functional import safe_sqrt
+from zeromean.linear_maps import LinearMap
+from zeromean.noise import normal
+from zeromean.posteriors import Posterior
+
+Sampler = Callable[[LinearMap, Tensor, Posterior, Tensor | None], Tensor]
+
+
+def local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
+    """Local reparameterization: draw the outputs, op(x, μ) + ε · sqrt(op(x², σ²)).
+
+    Every output has noise of its own, which lowers the variance of the gradient. For normal noise
+    the distribution of each output is exact; the *correlation* between outputs that share weights
+    is dropped: between the positions of a convolution, between the steps of a sequence through
+    Linear, between repeated tokens of an Embedding. There it is an approximation (one that trains
+    better than exact weight sampling) and not the same distribution as `weight`.
+    Kingma et al. (2015); Neklyudov et al. (2019), equations 39 to 42.
+    """
+    return _draw_outputs(*op.moments(x, posterior, bias))
+
+
+def moment_matched(
+    op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+) -> Tensor:
+    """Fast dropout: normal outputs with the mean and the variance that the noise would give.
+
+    A sum of many independent terms is nearly normal whatever its terms, so Bernoulli and uniform
+    variance layers can be trained like Gaussian ones. For normal noise this is `local`, and it
+    drops the same correlations. Wang & Manning (2013).
+    """
+    return _draw_outputs(*op.moments(x, posterior, bias))
+
+
+def weight(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
+    """Draw one weight for the whole batch: exact, with a noisier gradient."""
+    return op(x, posterior.sample(), bias)
+
+
+def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
+    """Draw one weight and flip its signs by object, which decorrelates the objects of a batch.
+
+    Linear flips every row of its input (every step of a sequence too), a convolution every object
+    and channel (its positions keep their correlation), Embedding every output.
+    Wen et al. (2018).
+    """
+    flipped = op.flip(x, posterior.deviation())
+    weight_mean, _ = posterior.mean_and_scale()
+    if weight_mean is not None:
+        return op(x, weight_mean, bias) + flipped
+    return flipped if bias is None else flipped + op.align_bias(bias)
+
+
+def mean(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
+    """Propagate the means: the weight scaling rule. A zero-mean layer gives just its bias."""
+    weight_mean, scale = posterior.mean_and_scale()
+    return op(x, torch.zeros_like(scale) if weight_mean is None else weight_mean, bias)
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "local": local,
+    "moment_matched": moment_matched,
+    "weight": weight,
+    "flipout": flipout,
+    "mean": mean,
+}
+
+
+def _draw_outputs(output_mean: Tensor | None, output_variance: Tensor) -> Tensor:
+    std = safe_sqrt(output_variance)
+    noise = normal(std)
+    return noise * std if output_mean is None else torch.addcmul(output_mean, noise, std)

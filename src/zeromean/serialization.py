@@ -1,0 +1,199 @@
+"""Saving and loading models without pickle: safetensors with the layers' settings in its header.
+
+A file holds the state dict, a format version and, for every stochastic layer, what would rebuild
+it. The architecture itself stays code: `load` fills a model of the same architecture, plain or
+stochastic.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.convert import replace_modules_, stochastic_twin
+from zeromean.layers import StochasticLayer
+from zeromean.noise import NOISES
+from zeromean.objectives import stochastic_layers
+from zeromean.posteriors import Additive, Multiplicative, Posterior, ZeroMean
+from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
+from zeromean.samplers import SAMPLERS
+
+FORMAT_VERSION = 1
+
+_HEADER = "zeromean"
+_POSTERIORS = {cls.__name__: cls for cls in (ZeroMean, Multiplicative, Additive)}
+_PRIORS = {cls.__name__: cls for cls in (LogUniform, StudentT, ARD, Normal)}
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model's parameters, buffers and stochastic settings to a safetensors file.
+
+    The file appears under its name only when it is complete.
+    """
+    safetensors = _safetensors()
+    tensors, aliases = _without_aliases(model.state_dict())
+    header = {
+        "format_version": FORMAT_VERSION,
+        "aliases": aliases,
+        "layers": _describe_layers(model),
+    }
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    os.close(handle)
+    try:
+        safetensors.torch.save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """A copy of the model with the parameters and the stochastic layers of a saved one.
+
+    Args:
+        path: A file that `zm.save` wrote.
+        model: A model of the same architecture: the plain one, or the stochastic one. It is left
+            as it is.
+    """
+    header, tensors = _read(Path(path))
+    model = copy.deepcopy(model)
+    _rebuild_layers_(model, header["layers"], path)
+    state = {**tensors, **{name: tensors[target] for name, target in header["aliases"].items()}}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds a model of another architecture: {error}") from error
+    return model
+
+
+def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors that share memory once, and which names stand for which."""
+    first: dict[tuple, str] = {}
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and key in first:
+            aliases[name] = first[key]
+        else:
+            first[key] = name
+            # Views of one storage are written out: the format knows whole tensors only.
+            tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensors, aliases
+
+
+def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
+    layers: dict[str, dict[str, Any]] = {}
+    owners: dict[Posterior, str] = {}
+    for name, layer in stochastic_layers(model).items():
+        posterior = layer.weight
+        layers[name] = {
+            "layer": type(layer).__name__,
+            "posterior": _name_of(type(posterior), _POSTERIORS, "posterior", name),
+            "noise": _name_of(posterior.noise, NOISES, "noise", name),
+            "prior": _describe_prior(layer.prior, name),
+            "sampler": _name_of(layer.sampler, SAMPLERS, "sampler", name),
+            "tied_to": owners.get(posterior),
+        }
+        if isinstance(posterior, Multiplicative):
+            layers[name]["share"] = posterior.share
+        owners.setdefault(posterior, name)
+    return layers
+
+
+def _describe_prior(prior: Prior | None, layer: str) -> dict[str, Any] | None:
+    if prior is None:
+        return None
+    name = _name_of(type(prior), _PRIORS, "prior", layer)
+    settings = asdict(prior)  # pyright: ignore[reportArgumentType]
+    if "method" in settings:
+        settings["kl"] = settings.pop("method")
+    return {"name": name, **settings}
+
+
+def _name_of(value: Any, registry: dict[str, Any], what: str, layer: str) -> str:
+    for name, known in registry.items():
+        if value is known:
+            return name
+    raise ValueError(
+        f"Layer {layer} has a {what} of its own, {value!r}, which a file cannot describe; "
+        "save model.state_dict() instead."
+    )
+
+
+def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> None:
+    modules = dict(model.named_modules())
+    replacements: dict[nn.Module, nn.Module] = {}
+    rebuilt: dict[str, StochasticLayer] = {}
+    for name, settings in layers.items():
+        module = modules.get(name)
+        if isinstance(module, StochasticLayer):
+            plain = module.plain_twin().to_empty(device=module.weight.device)
+            module, replaced = plain.to(module.weight.dtype), module
+        else:
+            replaced = module
+        if module is None or type(module).__name__ != settings["layer"]:
+            found = "nothing" if module is None else type(module).__name__
+            raise ValueError(
+                f"{path} needs a {settings['layer']} at {name!r}, but the model has {found} there; "
+                "build the architecture that was saved."
+            )
+        options = {"noise": NOISES[settings["noise"]]}
+        if "share" in settings:
+            options["share"] = settings["share"]
+        prior = settings["prior"] and dict(settings["prior"])
+        tied_to = settings["tied_to"]
+        rebuilt[name] = stochastic_twin(
+            name,
+            module,
+            partial(_POSTERIORS[settings["posterior"]], **options),
+            prior and _PRIORS[prior.pop("name")](**prior),
+            SAMPLERS[settings["sampler"]],
+            tied=None if tied_to is None else rebuilt[tied_to].weight,
+        )
+        replacements[replaced] = rebuilt[name]
+    replace_modules_(model, replacements)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    safetensors = _safetensors()
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise ValueError(
+            f"{path} is not a complete safetensors file ({error}); it may have been cut short."
+        ) from error
+    if _HEADER not in metadata:
+        raise ValueError(f"{path} is a safetensors file, but not one that zm.save wrote.")
+    header = json.loads(metadata[_HEADER])
+    if header["format_version"] > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {header['format_version']}, this zeromean reads up to "
+            f"{FORMAT_VERSION}; upgrade zeromean."
+        )
+    return header, tensors
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            "zm.save and zm.load need safetensors: pip install 'zeromean[io]'."
+        ) from error
+    return safetensors
