@@ -66,4 +66,5 @@ def _version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return "checkout"  # zeromean, taken from src/ without being installed
+        # zeromean, taken from src/ without being installed
+        return f"{importlib.import_module(distribution).__version__} (checkout)"

@@ -70,15 +70,15 @@ def _memory() -> Iterator[Row]:
 
 
 def _peak_memory() -> Iterator[Row]:
-    group = "Rise of resident memory, LeNet-5-Caffe, MiB"
+    group = "Rise of resident memory at its highest, LeNet-5-Caffe, batch 128, MiB"
     names = ["deterministic", "zeromean, zero-mean", "zeromean, additive", *MAIN_PEERS]
     for name in names:
         measure = partial(peak_memory, name, LENET, num_samples=None)
-        yield Row(group, f"{name}: training, batch 128", measure, unit="MiB", quick=False)
+        yield Row(group, f"{name}: training", measure, unit="MiB", quick=False)
     names = ["deterministic", "zeromean, additive", *MAIN_PEERS, "posteriors, vmap"]
     for name in names:
-        measure = partial(peak_memory, name, Case(networks.lenet5_caffe, 1024), num_samples=20)
-        label = f"{name}: 20 samples, batch 1024"
+        measure = partial(peak_memory, name, LENET, num_samples=20)
+        label = f"{name}: 20 samples"
         yield Row(group, label, measure, unit="MiB", quick=False)
 
 
@@ -144,7 +144,7 @@ def _number_of_samples() -> Iterator[Row]:
         group = f"Cost against samples, LeNet-5-Caffe, batch 16, {name}, per sample"
         for num_samples in [1, 10, 100, 1000]:
             measure = partial(prediction, name, case, num_samples=num_samples)
-            yield Row(group, f"{num_samples} samples", measure, quick=num_samples <= 100)
+            yield Row(group, f"samples: {num_samples}", measure, quick=num_samples <= 100)
 
 
 def _depth() -> Iterator[Row]:

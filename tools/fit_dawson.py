@@ -10,9 +10,10 @@ All three are entire in x, and on x >= 0 each is elementary factors times a boun
 
 where y = x / (x + SCALE). This y maps the right half plane, on which Q, P and R are bounded, onto
 the disc around ½ that has [0, 1] as its diameter. Hence a single polynomial in y - ½ serves every
-x >= 0, and its monomial coefficients decay: Horner's rule is stable, with no case distinction.
+x >= 0, and its monomial coefficients stay moderate: Horner's rule loses a digit in float64 (three
+for K''), and there is no case distinction.
 
-Run `python tools/fit_dawson.py` to rewrite the table, `--check` to compare it with the one in place.
+`python tools/fit_dawson.py` rewrites the table, `--check` compares it with the one in place.
 """
 
 import argparse
@@ -60,9 +61,7 @@ def render_table() -> str:
         for name, chebyshev in series.items():
             lines.append(f"{name} = {{\n")
             for dtype, tolerance in TOLERANCES.items():
-                # Value and slope are evaluated side by side, so they have the same length.
-                partners = [chebyshev] if name == "CURVATURE" else [series["VALUE"], series["SLOPE"]]
-                size = max(needed_size(partner, tolerance) for partner in partners)
+                size = needed_size(chebyshev, tolerance)
                 monomial = to_monomial(chebyshev[:size])
                 lines.append(f"    torch.{dtype}: (  # highest power first\n")
                 numbers = [repr(float(coefficient)) + "," for coefficient in reversed(monomial)]

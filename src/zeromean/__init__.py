@@ -1,11 +1,11 @@
 """Networks whose weights are random: variance networks, variational dropout and around them."""
 
+from zeromean.certificate import zero_mean_
 from zeromean.convert import (
     make_stochastic_,
     recalibrate_batchnorm_,
     to_deterministic,
 )
-from zeromean.certificate import zero_mean_
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood

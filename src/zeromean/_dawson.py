@@ -54,8 +54,11 @@ def kl_sum(
     log_scale, one, half, offset = torch.tensor(
         (-0.5 * math.log(SCALE), 1, 0.5, 3 / SCALE), dtype=dtype
     ).unbind()
-    table = torch.tensor((VALUE[dtype], SLOPE[dtype]), dtype=dtype).T.unsqueeze(-1)
-    leading, second, *coefficients = table.contiguous().unbind()
+    # The slope has the higher degree: its first steps run alone, the others beside the value's.
+    ahead = len(SLOPE[dtype]) - len(VALUE[dtype])
+    slope_first, *slope_ahead = torch.tensor(SLOPE[dtype][: ahead + 1], dtype=dtype)
+    pairs = torch.tensor((VALUE[dtype], SLOPE[dtype][ahead:]), dtype=dtype).T.unsqueeze(-1)
+    (value_first, _), *pairs = pairs.contiguous()
 
     half_gradient = torch.empty_like(mean) if needs_gradient else None
     outputs = mean if half_gradient is None else half_gradient
@@ -80,11 +83,17 @@ def kl_sum(
             torch.mul(ratio, inverse_std, out=output)
         torch.div(x, torch.add(x, one, out=y), out=y)
         torch.sub(y, half, out=centred)
-        torch.addcmul(second, leading, centred, out=polynomials)
-        for coefficient in coefficients:
-            torch.addcmul(coefficient, polynomials, centred, out=polynomials)
+        value.copy_(value_first)
         if needs_gradient:
+            slope.copy_(slope_first)
+            for coefficient in slope_ahead:
+                torch.addcmul(coefficient, slope, centred, out=slope)
+            for pair in pairs:
+                torch.addcmul(pair, polynomials, centred, out=polynomials)
             output.mul_(slope)
+        else:
+            for coefficient, _ in pairs:
+                torch.addcmul(coefficient, value, centred, out=value)
         torch.addcmul(x.log1p_(), value, y, value=2, out=value)
         doubled_sums.append(value.sum())
     total = torch.stack(doubled_sums).sum(dtype=torch.float64) / 2
@@ -106,25 +115,23 @@ def _polynomial(table: dict[torch.dtype, tuple[float, ...]], y: Tensor) -> Tenso
 SCALE = 24.0
 VALUE = {
     torch.float32: (  # highest power first
-        126.01249123744856, -155.78044574019918, -192.27959699108803, 228.36753666249632,
-        136.1758988735165, -166.69682700200605, -57.18826870220926, 89.49837091890053,
-        8.33727847777335, -42.48631537588914, 14.711208891409866, 12.125284170730867,
-        -19.917926306860405, 17.161616771346104, -12.13613193818328, 7.988914256753781,
-        -5.226903546495037, 3.71051443849472,
+        22.857912664266017, -39.89731636304013, -23.06204086997715, 54.278152921629975,
+        2.619146313272469, -37.19597541483797, 15.246986513191949, 11.699817504284276,
+        -19.94433853476841, 17.178304602444005, -12.135548918642346, 7.98866511594054,
+        -5.226907308137268, 3.710515051851614,
     ),
     torch.float64: (  # highest power first
-        19292839210.938362, -5615788743.029982, -63682980293.00583, 14441620922.637173,
-        98598409082.86401, -16189607455.430784, -94977015537.30191, 9783749545.678068,
-        63608325170.48933, -2717356305.774588, -31308511053.631927, -545236487.2181078,
-        11646477411.486685, 914434638.8497025, -3301922571.2617936, -469956819.1013967,
-        704541397.3355274, 149034175.2845996, -107854024.08550303, -31197673.06305618,
-        10347692.05014508, 3770476.9133449206, -409432.2318614943, -291.0386626658792,
-        61192.91567229915, -89586.54130118972, -55955.30526842607, 8386.67478631557,
-        19482.931455400136, 5178.82909618907, -3738.0573025424483, -2844.9452001208315,
-        259.44169807414215, 952.1124489724275, 115.11464867572884, -294.01020159464423,
-        -59.244341241634146, 104.27917059766048, 8.748579795276203, -43.57489969587603,
-        14.682217967543657, 12.172528254220731, -19.9169431844944, 17.160557713378005,
-        -12.136146438916471, 7.988923584475112, -5.226903484976849, 3.7105144247814374,
+        -160087904.26105836, -92230711.31380135, 404203826.9914438, 250261494.29832095,
+        -463423441.74672824, -315207141.74913645, 315217140.45893437, 243849003.1294323,
+        -137739962.98266593, -128900913.97965631, 37610309.181786366, 48754812.71882213,
+        -4503601.498136028, -13265867.455878055, -1055428.9748119013, 2447670.553034107,
+        673612.6920793322, -215255.83903674246, -162954.0050188495, -34713.913932566626,
+        14619.37054468039, 18201.03987108419, 4767.962307031202, -3678.2518757867633,
+        -2824.1703110063113, 257.3319053469219, 951.3213281456126, 115.16921414735688,
+        -293.98811031570847, -59.24533107135869, 104.27873526916697, 8.748591578543074,
+        -43.57489397247591, 14.682217885076799, 12.172528208164747, -19.916943184222383,
+        17.16055771357427, -12.136146438916652, 7.9889235844747795, -5.226903484976849,
+        3.7105144247814374,
     ),
 }
 SLOPE = {

@@ -11,12 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from zeromean.layers import Linear, StochasticLayer
+from zeromean.layers import Embedding, Linear, StochasticLayer
+from zeromean.linear_maps import LinearMap
 from zeromean.monte_carlo import Inputs, as_arguments, seeded
 from zeromean.noise import normal
 from zeromean.objectives import stochastic_layers
 from zeromean.posteriors import Posterior, ZeroMean
-from zeromean.samplers import flipout, weight
+from zeromean.samplers import Sampler, flipout, local, moment_matched, weight
 from zeromean.sampling import monte_carlo_modes
 
 
@@ -25,10 +26,11 @@ class LayerCertificate:
     """How far a prediction can move when the means of one layer are dropped.
 
     Attributes:
-        weight_space: Total variation between the two weight distributions, erf(√(Σ 1/α / 8)).
-            None where the layer draws noise for every position, which it does not cover.
+        weight_space: Total variation between the two weight distributions, erf(√(Σ 1/α / 8)),
+            for every draw of them. None where the layer does not draw one weight for all
+            positions of an object.
         activation_space: The same for the layer's outputs, for every input: erf(√(Σ m²/v / 8)).
-            None without inputs.
+            None without inputs, and where the outputs share a draw.
     """
 
     weight_space: float | None
@@ -37,10 +39,10 @@ class LayerCertificate:
     @property
     def bound(self) -> Tensor:
         """The best bound there is, for every input (or one for all)."""
-        bounds = [] if self.weight_space is None else [torch.tensor(self.weight_space)]
-        if self.activation_space is not None:
-            bounds.append(self.activation_space)
-        return torch.stack(torch.broadcast_tensors(*bounds)).amin(0) if bounds else torch.ones(())
+        best = torch.ones((), dtype=torch.float64)
+        if self.weight_space is not None:
+            best = best.clamp_max(self.weight_space)
+        return best if self.activation_space is None else best.minimum(self.activation_space)
 
 
 @dataclass(frozen=True)
@@ -80,28 +82,23 @@ def zero_mean_(
     `num_samples` draws of it. BatchNorm behind the layers: see `recalibrate_batchnorm_`.
 
     Args:
-        where: Predicate of name and layer. Default: layers that have converged, in the sense that
-            the total variance of their weights exceeds e³ times the sum of their squared means.
-        inputs: Inputs for which the certificate is wanted. Without them Linear layers are taken
-            to see one row for each object.
+        where: Predicate of name and layer; layers that share a chosen posterior come along.
+            Default: layers that have converged, in the sense that the total variance of their
+            weights exceeds e³ times the sum of their squared means.
+        inputs: Inputs for which the certificate is wanted, with the objects along dimension 0.
+            Without them every layer is taken to be called once, Linear ones with one row for each
+            object.
     """
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
     layers = _layers_to_zero(model, where)
-    activation_space, one_row = {}, {}
+    views = dict.fromkeys(layers, _View())
     if inputs is not None:
-        activation_space, one_row = _activation_bounds(model, layers, inputs, num_samples, seed)
-    certificates = {
-        name: LayerCertificate(
-            _weight_space_bound(layer, one_row.get(name, True)), activation_space.get(name)
-        )
-        for name, layer in layers.items()
-    }
-    replacements: dict[Posterior, ZeroMean] = {}
+        views = _look(model, layers, inputs, num_samples, seed)
+    certificates = {name: _certify(name, layers[name], view) for name, view in views.items()}
+    replacements = {posterior: _without_mean(posterior) for posterior in _posteriors(layers)}
     for layer in layers.values():
-        if layer.weight not in replacements:
-            replacements[layer.weight] = _without_mean(layer.weight)
-    # A posterior may be shared with a layer under another name.
-    for layer in stochastic_layers(model).values():
-        layer.weight = replacements.get(layer.weight, layer.weight)
+        layer.weight = replacements[layer.weight]
     return Certificate(certificates)
 
 
@@ -123,6 +120,8 @@ def _layers_to_zero(
         chosen = {n: m for n, m in with_mean.items() if effective_log_alpha(m.weight) > 3}
     else:
         chosen = {n: m for n, m in with_mean.items() if where(n, m)}
+    shared = _posteriors(chosen)
+    chosen = {n: m for n, m in with_mean.items() if m.weight in shared}
     if not chosen:
         found = ", ".join(f"{n} {effective_log_alpha(m.weight):.1f}" for n, m in with_mean.items())
         raise ValueError(
@@ -134,45 +133,57 @@ def _layers_to_zero(
         if layer.weight.noise is not normal:
             raise ValueError(
                 f"The certificate is for normal noise, but {name} has "
-                f"{layer.weight.noise.__name__} noise."
+                f"{layer.weight.noise.__name__} noise; leave it out with where=."
             )
     return chosen
 
 
-def _weight_space_bound(layer: StochasticLayer, one_row: bool) -> float | None:
-    shares_weights = layer.sampler is weight or (
-        layer.sampler is flipout and not isinstance(layer, Linear)
-    )
-    if not (shares_weights or (isinstance(layer, Linear) and one_row)):
-        return None
-    with torch.no_grad():
-        inverse_alpha = (-layer.weight.log_alpha_per_weight().double()).exp().sum()
-    return float(torch.erf((inverse_alpha / 8).sqrt()))
+def _posteriors(layers: dict[str, StochasticLayer]) -> set[Posterior]:
+    return {layer.weight for layer in layers.values()}
 
 
-def _activation_bounds(
+@dataclass
+class _View:
+    """What one layer does in a forward pass.
+
+    Attributes:
+        activation_space: The bound in activation space for every input, averaged over the draws
+            of what comes before the layer.
+        calls: How often it is called, and draws.
+        one_row: Whether it sees just one row for each object.
+    """
+
+    activation_space: Tensor | None = None
+    calls: int = 1
+    one_row: bool = True
+
+
+def _look(
     model: nn.Module,
     layers: dict[str, StochasticLayer],
     inputs: Inputs,
     num_samples: int,
     seed: int | None,
-) -> tuple[dict[str, Tensor], dict[str, bool]]:
-    """The activation-space bound of every layer for every input, averaged over draws of what
-    comes before the layer; and whether the layer sees just one row for each object.
-    """
+) -> dict[str, _View]:
     args, kwargs = as_arguments(inputs)
     num_objects = len(next(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)))
-    totals: dict[str, Tensor] = {}
-    distances: dict[str, Tensor] = {}
-    one_row: dict[str, bool] = {}
+    totals = {name: torch.zeros(num_objects, dtype=torch.float64) for name in layers}
+    views = {name: _View(total, calls=0) for name, total in totals.items()}
 
-    def observe(name: str, layer: StochasticLayer, arguments: tuple[Tensor, ...]) -> None:
-        x = layer.prepare(arguments[0])
-        mean, variance = layer.linear_map().moments(x, layer.weight)
-        distance = _squared_distance(mean, variance, num_objects)
-        # A layer that is called twice draws twice: squared distances of independent draws add.
-        distances[name] = distances[name] + distance if name in distances else distance
-        one_row[name] = x.dim() == 2 and len(x) == num_objects
+    def observed(
+        name: str,
+        sampler: Sampler,
+        op: LinearMap,
+        x: Tensor,
+        posterior: Posterior,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        distance = _squared_distance(*op.moments(x, posterior), num_objects)
+        # A layer that is called twice draws twice, and total variations of such draws add.
+        totals[name] += _total_variation(distance) / num_samples
+        views[name].calls += 1
+        views[name].one_row &= x.dim() == 2 and len(x) == num_objects
+        return sampler(op, x, posterior, bias)
 
     with ExitStack() as stack:
         stack.enter_context(monte_carlo_modes(model))
@@ -180,23 +191,69 @@ def _activation_bounds(
         if seed is not None:
             stack.enter_context(seeded(seed, model))
         for name, layer in layers.items():
-            handle = layer.register_forward_pre_hook(partial(observe, name))
-            stack.callback(handle.remove)
+            stack.callback(setattr, layer, "sampler", layer.sampler)
+            layer.sampler = partial(observed, name, layer.sampler)
         for _ in range(num_samples):
             model(*args, **kwargs)
-            for name, distance in distances.items():
-                bound = torch.erf((distance / 8).sqrt()) / num_samples
-                totals[name] = totals[name] + bound if name in totals else bound
-            distances.clear()
-    return totals, one_row
+    for view in views.values():
+        view.calls = math.ceil(view.calls / num_samples)
+    return views
+
+
+def _certify(name: str, layer: StochasticLayer, view: _View) -> LayerCertificate:
+    """Keep the bounds that hold for what the layer's outputs share.
+
+    An object's outputs are independent where each is drawn by itself, and where different weights
+    make them (one row of a Linear, the columns of an Embedding); else Σ m²/v ignores what the
+    shared noise cancels. Flipout is a draw of weights for as long as an object keeps its signs.
+    """
+    sampler = layer.sampler
+    lone_row = isinstance(layer, Linear) and view.one_row
+    looks_up = isinstance(layer, Embedding)
+    by_output = sampler in (local, moment_matched)
+    by_weight = sampler is weight
+    by_object = sampler is flipout and not looks_up and (lone_row or not isinstance(layer, Linear))
+    weight_space = activation_space = None
+    if by_weight or by_object or (by_output and lone_row):
+        one_draw = float(_total_variation(_weight_space_distance(layer.weight)))
+        weight_space = min(view.calls * one_draw, 1.0) if view.calls else 0.0
+    if by_output or (lone_row and (by_weight or by_object)) or (looks_up and by_weight):
+        activation_space = view.activation_space
+    certificate = LayerCertificate(weight_space, activation_space)
+    if certificate.bound.isnan().any():
+        raise ValueError(
+            f"The inputs and the parameters must be finite, but {name} has NaN or infinite means "
+            "or variances; clean the inputs, or go back to a sound checkpoint."
+        )
+    return certificate
+
+
+def _total_variation(squared_distance: Tensor) -> Tensor:
+    """Of two normal distributions whose means are so far apart, in standard deviations."""
+    return torch.erf((squared_distance / 8).sqrt())
+
+
+def _weight_space_distance(posterior: Posterior) -> Tensor:
+    with torch.no_grad():
+        inverse_alpha = (-posterior.log_alpha_per_weight().double()).exp()
+        row = posterior.layout.noiseless_row
+        mean, _ = posterior.mean_and_scale()
+        if row is not None and mean is not None:
+            # Without noise a dropped mean shows, unless it was zero.
+            inverse_alpha[row] = torch.where(mean[row] == 0, 0.0, math.inf).double()
+        return inverse_alpha.sum()
 
 
 def _squared_distance(mean: Tensor | None, variance: Tensor, num_objects: int) -> Tensor:
-    """Σ mean²/variance over the activations of every object; nothing where both are zero."""
+    """Σ mean²/variance over the activations of every object; nothing where the mean is zero."""
     if mean is None:
-        return variance.new_zeros(num_objects)
-    signal = mean.square()
-    ratio = torch.where(signal > 0, signal / variance, 0.0)
+        return torch.zeros(num_objects, dtype=torch.float64)
+    signal, variance = mean.double().square().cpu(), variance.double().cpu()
+    ratio = torch.where(signal == 0, 0.0, signal / variance)
+    ratio = torch.where(variance.isfinite(), ratio, math.nan)
+    if len(ratio) != num_objects:
+        # Whose activations these are is not known: let them all count for every object.
+        return ratio.sum().expand(num_objects)
     return ratio.reshape(num_objects, -1).sum(1)
 
 
@@ -211,4 +268,5 @@ def _without_mean(posterior: Posterior) -> ZeroMean:
     )
     with torch.no_grad():
         zero_mean.scale.copy_(scale)
-    return zero_mean
+    learns = any(parameter.requires_grad for parameter in posterior.parameters())
+    return zero_mean.requires_grad_(learns)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +16,14 @@ from torch.nn.utils import parametrize
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
 from zeromean.objectives import stochastic_layers
-from zeromean.posteriors import Multiplicative, Posterior, PosteriorFactory, ZeroMean
+from zeromean.posteriors import (
+    Multiplicative,
+    Posterior,
+    PosteriorFactory,
+    WeightLayout,
+    ZeroMean,
+)
+from zeromean.sampling import monte_carlo_modes
 
 Predicate = Callable[[str, nn.Module], bool]
 
@@ -67,7 +75,7 @@ def make_stochastic_(
     _refuse_broken_ties(model, set(selected.values()))
     # Build everything before anything is replaced, so that an error leaves the model as it was.
     twins: dict[nn.Module, StochasticLayer] = {}
-    posteriors: dict[Tensor, Posterior] = {}
+    posteriors: dict[Any, Posterior] = {}
     for name, module in selected.items():
         tied = posteriors.get(module.weight)
         twins[module] = stochastic_twin(name, module, posterior, prior, sampler, tied)
@@ -88,10 +96,10 @@ def to_deterministic(model: nn.Module, weights: str = "mean") -> nn.Module:
         raise ValueError(f"weights must be 'mean' or 'sample', got {weights!r}.")
     model = copy.deepcopy(model)
     if isinstance(model, StochasticLayer):
-        return _plain_layer("the model", model, weights, {})
+        return plain_layer("the model", model, weights, {})
     drawn: dict[Posterior, nn.Parameter] = {}
     plain = {
-        layer: _plain_layer(name, layer, weights, drawn)
+        layer: plain_layer(name, layer, weights, drawn)
         for name, layer in stochastic_layers(model).items()
     }
     replace_modules_(model, plain)
@@ -103,8 +111,9 @@ def recalibrate_batchnorm_(
 ) -> int:
     """Estimate the running statistics of every BatchNorm anew, under the model's noise.
 
-    Call it after changing weights behind BatchNorm (zero_mean_, pruning). Returns the number of
-    batches used.
+    Call it after changing weights behind BatchNorm (zero_mean_, pruning). Stochastic layers draw
+    and Dropout is on, as in training; an error leaves the statistics as they were. Returns the
+    number of batches used.
 
     Args:
         batches: A tensor (one batch), or an iterable of inputs or of `(inputs, targets)`.
@@ -113,65 +122,96 @@ def recalibrate_batchnorm_(
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
         raise ValueError("The model has no BatchNorm with running statistics to recalibrate.")
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
+    statistics = [copy.deepcopy(dict(norm.named_buffers())) for norm in norms]
     count = 0
     try:
-        model.eval()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # A cumulative average: every batch counts the same.
-            norm.training = True
-        with torch.no_grad():
-            for batch in [batches] if isinstance(batches, Tensor) else batches:
-                if max_batches is not None and count == max_batches:
-                    break
+        with monte_carlo_modes(model), torch.no_grad():
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # A cumulative average: every batch counts the same.
+                norm.training = True
+            for batch in islice([batches] if isinstance(batches, Tensor) else batches, max_batches):
                 model(batch[0] if isinstance(batch, (tuple, list)) else batch)
                 count += 1
+        if count == 0:
+            raise ValueError("recalibrate_batchnorm_ needs at least one batch, got none.")
+    except BaseException:
+        for norm, before in zip(norms, statistics, strict=True):
+            for name, buffer in norm.named_buffers():
+                buffer.copy_(before[name])
+        raise
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        for module, mode in modes:
-            module.training = mode
-    if count == 0:
-        raise ValueError("recalibrate_batchnorm_ needs at least one batch, got none.")
     return count
 
 
-def replace_modules_(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
+def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> None:
     """Put other modules in the places of some, wherever they stand in the model."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child in replacements:
                 setattr(parent, name, replacements[child])
-        # torch's fused transformer paths read the weights of their linear layers themselves.
+    # torch's fused transformer paths read the weights of their linear layers themselves.
+    for parent in model.modules():
         if isinstance(parent, nn.TransformerEncoderLayer) and stochastic_layers(parent):
             parent.activation_relu_or_gelu = 0
         if isinstance(parent, nn.TransformerEncoder) and stochastic_layers(parent):
             parent.use_nested_tensor = False
 
 
-def _select(
-    model: nn.Module, where: Predicate | None
-) -> tuple[dict[str, nn.Module], dict[str, str]]:
+def plain_layer(
+    name: str, layer: StochasticLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
+) -> nn.Module:
+    """torch's twin of a stochastic layer, with its mean weight or a drawn one.
+
+    Args:
+        drawn: The weights so far, for layers that share a posterior.
+    """
+    posterior = layer.weight
+    if weights == "mean" and not posterior.has_mean:
+        raise ValueError(
+            f"{name} is a zero-mean layer: with its means it would put out a constant; "
+            "use weights='sample', or distil the network."
+        )
+    if posterior not in drawn:
+        with torch.no_grad():
+            mean, _ = posterior.mean_and_scale()
+            weight = posterior.sample() if mean is None or weights == "sample" else mean.clone()
+        learns = any(parameter.requires_grad for parameter in posterior.parameters())
+        drawn[posterior] = nn.Parameter(weight, requires_grad=learns)
+    plain = layer.plain_twin()
+    plain.weight = drawn[posterior]
+    if layer.bias is not None:
+        plain.bias = layer.bias
+    return _take_over_(plain, layer)
+
+
+def _select(model: nn.Module, where: Predicate | None) -> tuple[dict[str, Any], dict[str, str]]:
     """The modules to convert by name, and the reason why each other one is left."""
-    selected: dict[str, nn.Module] = {}
+    selected: dict[str, Any] = {}
     left: dict[str, str] = {}
-    inside_stochastic: set[nn.Module] = set()
+    parts: set[nn.Module] = set()  # Modules that belong to one that is reported already.
     reads_weights: set[nn.Module] = set()
     for name, module in model.named_modules():
+        if module in parts:
+            continue
         if isinstance(module, StochasticLayer):
-            left[name] = "already stochastic"
-            inside_stochastic.update(module.modules())
-        elif isinstance(module, nn.MultiheadAttention):
-            reads_weights.update(set(module.children()))
-        if module in inside_stochastic or not module._parameters:
+            left[name or "the model"] = "already stochastic"
+            parts.update(module.modules())
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            reads_weights.update(module.children())
+        if parametrize.is_parametrized(module):
+            parts.update(module.get_submodule("parametrizations").modules())
+        elif not module._parameters:
             continue
         reason = _reason_to_leave(name, module, where, module in reads_weights)
         if reason is None:
             selected[name] = module
         else:
-            left[name] = reason
+            left[name or "the model"] = reason
     if not selected:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items()) or "no parameters"
         raise ValueError(
@@ -182,7 +222,7 @@ def _select(
 
 
 def _reason_to_leave(
-    name: str, module: nn.Module, where: Predicate | None, weight_read_by_parent: bool
+    name: str, module: Any, where: Predicate | None, weight_read_by_parent: bool
 ) -> str | None:
     kind = type(module).__name__
     if weight_read_by_parent:
@@ -193,8 +233,10 @@ def _reason_to_leave(
         return f"{kind} has no stochastic twin"
     if not isinstance(module._parameters.get("weight"), nn.Parameter):
         return "its weight is not a parameter (an old weight_norm?); remove the hook first"
-    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
-        return "an Embedding with max_norm or sparse gradients has no stochastic twin"
+    if isinstance(module, nn.Embedding) and (
+        module.max_norm is not None or module.sparse or module.scale_grad_by_freq
+    ):
+        return "Embedding with max_norm, sparse or scale_grad_by_freq has no stochastic twin"
     if where is not None and not where(name, module):
         return "not selected"
     if not module.weight.is_meta and not module.weight.isfinite().all():
@@ -205,53 +247,66 @@ def _reason_to_leave(
     return None
 
 
-def _refuse_broken_ties(model: nn.Module, selected: set[nn.Module]) -> None:
+def _refuse_broken_ties(model: nn.Module, selected: set[Any]) -> None:
     weights = {module.weight for module in selected}
     for name, module in model.named_modules():
         if module not in selected and any(p in weights for p in module._parameters.values()):
             raise ValueError(
-                f"{name} shares its weight with a layer to convert but is not converted itself; "
-                "select both, neither, or untie them first."
+                f"{name or 'The model'} shares its weight with a layer to convert but is not "
+                "converted itself; select both, neither, or untie them first."
             )
 
 
 def stochastic_twin(
     name: str,
-    module: nn.Module,
+    module: Any,
     posterior: PosteriorFactory,
     prior: PriorChoice,
     sampler: SamplerChoice,
     tied: Posterior | None = None,
 ) -> StochasticLayer:
     """The stochastic twin of a torch layer, with its weight, its bias, its hooks and its mode."""
+
     def factory(shape: torch.Size, **options: Any) -> Posterior:
-        if tied is None:
-            distribution = posterior(shape, **options)
-            distribution.set_weight_(module.weight)
-            for parameter in distribution.parameters():
-                parameter.requires_grad_(module.weight.requires_grad)
-            return distribution
-        by_neuron = isinstance(tied, Multiplicative) and tied.share == "neuron"
-        if by_neuron and tied.layout.neuron_dim != options.get("layout", tied.layout).neuron_dim:
-            raise ValueError(
-                f"{name} shares its weight with a layer whose output units lie along another "
-                "dimension, so share='neuron' has no meaning; use share='layer' or 'weight'."
-            )
-        return tied
+        if tied is not None:
+            _share_layout_(name, tied, options.get("layout", WeightLayout()))
+            return tied
+        distribution = posterior(shape, **options)
+        distribution.set_weight_(module.weight)
+        return distribution.requires_grad_(module.weight.requires_grad)
 
     place = {"device": module.weight.device, "dtype": module.weight.dtype}
-    layer = _TWINS[type(module)](
-        module, posterior=factory, prior=prior, sampler=sampler, **place
-    )
+    layer = _TWINS[type(module)](module, posterior=factory, prior=prior, sampler=sampler, **place)
     if layer.bias is not None:
         layer.bias = module.bias
-    layer.train(module.training)
-    for hooks in _FORWARD_HOOKS:
-        getattr(layer, hooks).update(getattr(module, hooks))
-    return layer
+    return _take_over_(layer, module)
 
 
-def _convolution_twin(layer: type[StochasticLayer]) -> Callable[..., StochasticLayer]:
+def _share_layout_(name: str, tied: Posterior, layout: WeightLayout) -> None:
+    """Let a posterior serve one more layer, which reads its tensor in its own way."""
+    by_neuron = isinstance(tied, Multiplicative) and tied.share == "neuron"
+    if by_neuron and tied.layout.neuron_dim != layout.neuron_dim:
+        raise ValueError(
+            f"{name} shares its weight with a layer whose output units lie along another "
+            "dimension, so share='neuron' has no meaning; use share='layer' or 'weight'."
+        )
+    rows = {tied.layout.noiseless_row, layout.noiseless_row} - {None}
+    if len(rows) > 1:
+        raise ValueError(
+            f"{name} shares its weight with an Embedding of another padding_idx; use one for both."
+        )
+    tied.layout = replace(tied.layout, noiseless_row=next(iter(rows), None))
+
+
+def _take_over_(new: Any, old: nn.Module) -> Any:
+    """Give a module the mode and the hooks of the one that it replaces."""
+    for hooks in _HOOKS:
+        # The dict itself, so that the handles of the hooks can still remove them.
+        setattr(new, hooks, getattr(old, hooks))
+    return new.train(old.training)
+
+
+def _convolution_twin(layer: Callable[..., StochasticLayer]) -> Callable[..., StochasticLayer]:
     def build(module: nn.modules.conv._ConvNd, **options: Any) -> StochasticLayer:
         if module.transposed:
             options["output_padding"] = module.output_padding
@@ -279,12 +334,15 @@ def _embedding_twin(module: nn.Embedding, **options: Any) -> Embedding:
     return Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, **options)
 
 
-_FORWARD_HOOKS = (
+_HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
 )
 
 _TWINS: dict[type[nn.Module], Callable[..., StochasticLayer]] = {
@@ -293,23 +351,3 @@ _TWINS: dict[type[nn.Module], Callable[..., StochasticLayer]] = {
     **{layer.torch_twin: _convolution_twin(layer) for layer in (Conv1d, Conv2d, Conv3d)},
     nn.ConvTranspose2d: _convolution_twin(ConvTranspose2d),
 }
-
-
-def _plain_layer(
-    name: str, layer: StochasticLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
-) -> nn.Module:
-    posterior = layer.weight
-    if weights == "mean" and not posterior.has_mean:
-        raise ValueError(
-            f"{name} is a zero-mean layer: with its means it would put out a constant; "
-            "use weights='sample', or distil the network."
-        )
-    if posterior not in drawn:
-        with torch.no_grad():
-            weight = posterior.sample() if weights == "sample" else posterior.mean_and_scale()[0]
-        drawn[posterior] = nn.Parameter(weight.detach().clone())
-    plain = layer.plain_twin()
-    plain.weight = drawn[posterior]
-    if layer.bias is not None:
-        plain.bias = layer.bias
-    return plain.train(layer.training)

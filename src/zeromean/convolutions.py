@@ -53,7 +53,9 @@ class _ConvNd(StochasticLayer):
         uneven = self._sides[::2] != self._sides[1::2]
         # What a convolution cannot pad itself (reflect, circular, uneven "same") is padded first.
         self._pads_first = self.padding_mode != "zeros" or uneven
-        self._inner_padding = (0,) * self.num_spatial_dims if self._pads_first else self._sides[::-2]
+        self._inner_padding = (
+            (0,) * self.num_spatial_dims if self._pads_first else self._sides[::-2]
+        )
 
     @property
     def num_spatial_dims(self) -> int:

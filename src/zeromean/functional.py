@@ -8,8 +8,8 @@ the Student-t KL is normalised to tend to it as `df` tends to 0.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
 
 from zeromean import _dawson
 
@@ -53,15 +53,7 @@ def log_uniform_kl(inverse_alpha: Tensor) -> Tensor:
 
 def log_uniform_kl_sum(mean: Tensor, log_variance: Tensor) -> Tensor:
     """Sum over weights of `log_uniform_kl(mean**2 / exp(log_variance))`, fused on CPU."""
-    if (
-        mean.shape == log_variance.shape
-        and mean.dtype == log_variance.dtype
-        and mean.dtype in _dawson.VALUE
-        and mean.device.type == log_variance.device.type == "cpu"
-        and mean.numel() > 0
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    ):
+    if _can_fuse(mean, log_variance):
         needs_gradient = torch.is_grad_enabled() and (
             mean.requires_grad or log_variance.requires_grad
         )
@@ -88,9 +80,9 @@ def log_uniform_kl_sample(mean: Tensor | None, log_variance: Tensor, noise: Tens
 def student_t_kl(mean: Tensor | None, log_variance: Tensor, df: float) -> Tensor:
     """KL to Student's t with `df` degrees of freedom and unit scale, by smooth quadrature.
 
-    In units of the standard deviation, with x = mean² / variance and ν = df / variance,
-    E log(ν + (√x + ε)²) = 2 (log-uniform KL(x) + C(x, ν)) - γ - log 2, where
-    C = ½ ∫₀^∞ (1 + 2t)^(-½) exp(-t x / (1 + 2t)) (1 - exp(-t ν)) dt / t.
+    In units of the standard deviation, with x = mean² / variance and r = df / variance,
+    E log(r + (√x + ε)²) = 2 (log-uniform KL(x) + C(x, r) - HALF_LOG_MOMENT), where
+    C = ½ ∫₀^∞ (1 + 2t)^(-½) exp(-t x / (1 + 2t)) (1 - exp(-t r)) dt / t.
     """
     if mean is None:
         mean = torch.zeros_like(log_variance)
@@ -113,7 +105,7 @@ def student_t_kl_sample(
 
 def ard_kl(log_alpha: Tensor) -> Tensor:
     """KL to the zero-mean normal prior with the best variance per weight: ½ log(1 + 1 / alpha)."""
-    return -0.5 * F.logsigmoid(log_alpha)
+    return -0.5 * logsigmoid(log_alpha)
 
 
 def normal_kl(mean: Tensor | None, log_variance: Tensor, scale: float | Tensor) -> Tensor:
@@ -122,6 +114,20 @@ def normal_kl(mean: Tensor | None, log_variance: Tensor, scale: float | Tensor) 
     log_ratio = log_variance - 2 * log_scale
     kl = 0.5 * (log_ratio.expm1() - log_ratio)
     return kl if mean is None else kl + 0.5 * (mean / scale).square()
+
+
+def _can_fuse(mean: Tensor, log_variance: Tensor) -> bool:
+    """Whether the arguments are ordinary CPU tensors that nothing traces or transforms."""
+    return (
+        mean.shape == log_variance.shape
+        and mean.dtype == log_variance.dtype
+        and mean.dtype in _dawson.VALUE
+        and mean.device.type == log_variance.device.type == "cpu"
+        and mean.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
 
 
 class _LogUniformKLSum(torch.autograd.Function):
@@ -145,13 +151,20 @@ class _LogUniformKLSum(torch.autograd.Function):
 
 
 class _StudentTCorrection(torch.autograd.Function):
-    """C of `student_t_kl`, with its derivatives in inverse_alpha and in log ν."""
+    """C of `student_t_kl`, with its derivatives in inverse_alpha and in log r."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _student_t_integrals(inverse_alpha, log_ratio)
+        chunks = zip(
+            inverse_alpha.reshape(-1).split(_dawson.CHUNK_SIZE),
+            log_ratio.reshape(-1).split(_dawson.CHUNK_SIZE),
+            strict=True,
+        )
+        integrals = zip(*(_student_t_integrals(*chunk) for chunk in chunks), strict=True)
+        value, *derivatives = (torch.cat(parts).reshape(log_ratio.shape) for parts in integrals)
+        return value, *derivatives
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -178,14 +191,16 @@ def _student_t_integrals(
     with torch.no_grad():
         first, last = _student_t_range(inverse_alpha, log_ratio)
         step = (last - first) / (num_nodes - 1)
-    # exp(-100) vanishes beside 1; the bound keeps inf * 0 out of the derivatives.
-    largest_log = math.log(100)
+    # exp(-40) vanishes beside 1; the bounds keep inf * 0 (and slow denormals) out of the sums.
+    largest_log = math.log(40)
+    smallest_u = 8 - math.log(torch.finfo(step.dtype).max)
     value = by_inverse_alpha = by_log_ratio = torch.zeros_like(step)
     for node in range(num_nodes):
         u = first + node * step
-        saturation = 1 / (2 + torch.exp(-u))  # t / (1 + 2t)
-        density = torch.exp(-0.5 * F.softplus(u + math.log(2)) - saturation * inverse_alpha)
-        exponent = (u + log_ratio).clamp(max=largest_log).exp()  # t ν
+        inverse_root = torch.exp(-0.5 * u.clamp(min=smallest_u))  # 1 / √t
+        saturation = 1 / (2 + inverse_root * inverse_root)  # t / (1 + 2t)
+        density = inverse_root * saturation.sqrt() * torch.exp(-saturation * inverse_alpha)
+        exponent = (u + log_ratio).clamp(max=largest_log).exp()  # t r
         mass = -density * torch.expm1(-exponent)
         value = value + mass
         by_inverse_alpha = by_inverse_alpha - mass * saturation
@@ -197,7 +212,7 @@ def _student_t_integrals(
 def _student_t_range(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """Where, in log t, the integrand of C matters beside the whole KL (to about exp(-16))."""
     log_tolerance = -16.0
-    # The order of magnitude of the KL, at most 1: it grows like √ν and like inverse_alpha.
+    # The order of magnitude of the KL, at most 1: it grows like √r and like inverse_alpha.
     log_kl = torch.maximum(inverse_alpha.log(), 0.5 * log_ratio).clamp(max=0.0)
     # To the right the integrand falls like exp(-inverse_alpha / 2) / √(2t) ...
     slow_end = -2 * (log_tolerance + log_kl) - inverse_alpha
@@ -205,9 +220,9 @@ def _student_t_range(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, 
     inverse = 1 / inverse_alpha.clamp_min(1.0)
     fast_end = torch.log(20 * inverse + 4000 * inverse.square())
     last = torch.maximum(slow_end, fast_end)
-    # To the left the integral up to t is at most ν (√(1 + 2t) - 1) / 2.
+    # To the left the integral up to t is at most r (√(1 + 2t) - 1) / 2.
     log_mass = log_tolerance + log_kl - log_ratio
-    first = math.log(2) + log_mass + F.softplus(log_mass)
+    first = math.log(2) + log_mass + softplus(log_mass)
     return torch.minimum(first, last - 45.0), last
 
 

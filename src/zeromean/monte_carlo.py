@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.objectives import stochastic_layers
-from zeromean.replay import Replay, ReplayMismatch
+from zeromean.replay import Replay, ReplayError
 from zeromean.samplers import Sampler, local, mean, moment_matched
 from zeromean.sampling import monte_carlo_modes, sampling
 
@@ -99,7 +99,7 @@ def _vectorized(
         draw = torch.func.vmap(sample, randomness="different")
         try:
             outputs = draw(torch.empty(size))
-        except ReplayMismatch:
+        except ReplayError:
             # The model branches on something that changes from call to call.
             replay.replayable = False
             outputs = draw(torch.empty(size))

@@ -73,9 +73,7 @@ def cosine_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callab
     return lambda step: start + (end - start) * 0.5 * (1 - math.cos(math.pi * linear(step)))
 
 
-def clip_log_alpha_(
-    model: nn.Module, *, low: float = -math.inf, high: float = math.inf
-) -> None:
+def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = math.inf) -> None:
     """Project log α of every weight into [low, high]; call it after each optimizer step.
 
     `high=0` is Kingma's α ≤ 1. A projection, not a clamp in the forward pass: a clamped parameter

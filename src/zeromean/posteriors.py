@@ -267,9 +267,10 @@ class Multiplicative(Posterior):
         if self.layout.neuron_dim == 0:
             return self.log_alpha.view(-1, *trailing)
         # Output units lie along dimension 1; the block of dimension 0 says which of them.
-        groups = self.layout.groups
-        per_block = self.log_alpha.view(groups, self.shape[1], *trailing)
-        return per_block.repeat_interleave(self.shape[0] // groups, dim=0)
+        blocks = self.log_alpha.view(self.layout.groups, self.shape[1], *trailing)
+        if self.layout.groups == 1:
+            return blocks
+        return blocks.repeat_interleave(self.shape[0] // self.layout.groups, dim=0)
 
 
 class Additive(Posterior):

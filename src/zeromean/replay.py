@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 _NOISY = object()
 
 
-class ReplayMismatch(RuntimeError):
+class ReplayError(RuntimeError):
     """A later run called other operations than the first one."""
 
 
@@ -50,8 +50,8 @@ class Replay(TorchFunctionMode):
             return self._record(func, args, kwargs)
         if not self.replayable:
             return func(*args, **kwargs)
-        if self._position == len(self._calls) or self._calls[self._position][0] is not func:
-            raise ReplayMismatch
+        if self._position == len(self._calls) or self._calls[self._position][0] != func:
+            raise ReplayError
         result = self._calls[self._position][1]
         self._position += 1
         return func(*args, **kwargs) if result is _NOISY else result

@@ -10,20 +10,20 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 
-from zeromean.convert import replace_modules_, stochastic_twin
+from zeromean.convert import plain_layer, replace_modules_, stochastic_twin
 from zeromean.layers import StochasticLayer
 from zeromean.noise import NOISES
 from zeromean.objectives import stochastic_layers
-from zeromean.posteriors import Additive, Multiplicative, Posterior, ZeroMean
+from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFactory, ZeroMean
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.samplers import SAMPLERS
 
@@ -40,25 +40,31 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     The file appears under its name only when it is complete.
     """
     safetensors = _safetensors()
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent}; create it first.")
     tensors, aliases = _without_aliases(model.state_dict())
     header = {
         "format_version": FORMAT_VERSION,
         "aliases": aliases,
         "layers": _describe_layers(model),
     }
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    os.close(handle)
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         safetensors.torch.save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
+        temporary.chmod(mode)  # safetensors lets only the owner read.
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """A copy of the model with the parameters and the stochastic layers of a saved one.
+
+    As with `load_state_dict`, device and dtype are those of the given model.
 
     Args:
         path: A file that `zm.save` wrote.
@@ -66,8 +72,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             as it is.
     """
     header, tensors = _read(Path(path))
-    model = copy.deepcopy(model)
-    _rebuild_layers_(model, header["layers"], path)
+    model = _rebuild_layers_(copy.deepcopy(model), header["layers"], path)
     state = {**tensors, **{name: tensors[target] for name, target in header["aliases"].items()}}
     try:
         model.load_state_dict(state)
@@ -82,7 +87,13 @@ def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if not isinstance(tensor, Tensor) or tensor.is_meta:
+            kind = "meta tensor" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(
+                f"A file holds tensors with values, but {name} is a {kind}; give it values, or "
+                "keep it out of the state dict."
+            )
+        key = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride())
         if tensor.numel() and key in first:
             aliases[name] = first[key]
         else:
@@ -131,38 +142,43 @@ def _name_of(value: Any, registry: dict[str, Any], what: str, layer: str) -> str
     )
 
 
-def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> None:
+def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.Module:
     modules = dict(model.named_modules())
     replacements: dict[nn.Module, nn.Module] = {}
     rebuilt: dict[str, StochasticLayer] = {}
     for name, settings in layers.items():
-        module = modules.get(name)
-        if isinstance(module, StochasticLayer):
-            plain = module.plain_twin().to_empty(device=module.weight.device)
-            module, replaced = plain.to(module.weight.dtype), module
-        else:
-            replaced = module
-        if module is None or type(module).__name__ != settings["layer"]:
-            found = "nothing" if module is None else type(module).__name__
+        found = module = modules.get(name)
+        if isinstance(found, StochasticLayer):
+            module = plain_layer(name, found, "sample", {})
+        if found is None or type(module).__name__ != settings["layer"]:
             raise ValueError(
-                f"{path} needs a {settings['layer']} at {name!r}, but the model has {found} there; "
-                "build the architecture that was saved."
+                f"{path} needs a {settings['layer']} at {name!r}, but the model has "
+                f"{'nothing' if found is None else type(found).__name__} there; build the "
+                "architecture that was saved."
             )
-        options = {"noise": NOISES[settings["noise"]]}
-        if "share" in settings:
-            options["share"] = settings["share"]
-        prior = settings["prior"] and dict(settings["prior"])
         tied_to = settings["tied_to"]
-        rebuilt[name] = stochastic_twin(
+        rebuilt[name] = replacements[found] = stochastic_twin(
             name,
             module,
-            partial(_POSTERIORS[settings["posterior"]], **options),
-            prior and _PRIORS[prior.pop("name")](**prior),
+            _posterior(settings),
+            _prior(settings["prior"]),
             SAMPLERS[settings["sampler"]],
             tied=None if tied_to is None else rebuilt[tied_to].weight,
         )
-        replacements[replaced] = rebuilt[name]
     replace_modules_(model, replacements)
+    return rebuilt.get("", model)
+
+
+def _posterior(settings: dict[str, Any]) -> PosteriorFactory:
+    options = {"share": settings["share"]} if "share" in settings else {}
+    return partial(_POSTERIORS[settings["posterior"]], noise=NOISES[settings["noise"]], **options)
+
+
+def _prior(settings: dict[str, Any] | None) -> Prior | None:
+    if settings is None:
+        return None
+    arguments = {key: value for key, value in settings.items() if key != "name"}
+    return _PRIORS[settings["name"]](**arguments)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -172,18 +188,22 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
     except Exception as error:
         raise ValueError(
             f"{path} is not a complete safetensors file ({error}); it may have been cut short."
         ) from error
     if _HEADER not in metadata:
         raise ValueError(f"{path} is a safetensors file, but not one that zm.save wrote.")
-    header = json.loads(metadata[_HEADER])
-    if header["format_version"] > FORMAT_VERSION:
+    try:
+        header = json.loads(metadata[_HEADER])
+        version = int(header["format_version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
+    if version > FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {header['format_version']}, this zeromean reads up to "
-            f"{FORMAT_VERSION}; upgrade zeromean."
+            f"{path} has format version {version}, this zeromean reads up to {FORMAT_VERSION}; "
+            "upgrade zeromean."
         )
     return header, tensors
 

@@ -1,0 +1,7 @@
+"""`python -m zeromean`."""
+
+import sys
+
+from zeromean.cli import main
+
+sys.exit(main())

@@ -1,0 +1,262 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal as TorchNormal
+from torch.distributions import kl_divergence as torch_kl
+
+import zeromean as zm
+from cases import POSTERIORS, PRIORS, build, is_allowed
+
+every_noisy_prior = pytest.mark.parametrize("prior", [p for p in PRIORS if p != "None"])
+
+
+def moments(layer):
+    mean, variance = layer.weight.moments()
+    return torch.zeros_like(variance) if mean is None else mean, variance
+
+
+@pytest.mark.parametrize("posterior", ["ZeroMean", "Multiplicative-neuron", "Additive"])
+def test_normal_prior_is_torch_distributions(posterior):
+    layer = build("Conv2d", posterior, "Normal", dtype=torch.float64)
+    mean, variance = moments(layer)
+    expected = torch_kl(TorchNormal(mean, variance.sqrt()), TorchNormal(0.0, 0.5)).sum()
+    torch.testing.assert_close(layer.kl(), expected)
+
+
+@pytest.mark.parametrize("posterior", ["ZeroMean", "Multiplicative-neuron", "Additive"])
+def test_learned_normal_prior_is_the_best_fixed_one(posterior):
+    layer = build("Conv2d", posterior, "Normal-learn", dtype=torch.float64)
+    scales = torch.linspace(0.02, 2, 2000).tolist()
+    best = min(zm.Normal(scale=s).kl(layer.weight).item() for s in scales)
+    assert layer.kl().item() <= best
+    assert layer.kl().item() == pytest.approx(best, rel=1e-3)
+
+
+def test_ard_is_the_kl_to_the_best_prior_of_each_weight():
+    layer = build("Linear", "Additive", "ARD", dtype=torch.float64)
+    mean, variance = moments(layer)
+    best = (mean.square() + variance).sqrt()
+    expected = torch_kl(TorchNormal(mean, variance.sqrt()), TorchNormal(0.0, best)).sum()
+    torch.testing.assert_close(layer.kl(), expected)
+
+
+@pytest.mark.parametrize("prior", ["LogUniform", "LogUniform-approx", "LogUniform-sample", "ARD"])
+def test_zero_mean_layer_has_zero_kl(prior):
+    assert build("Linear", "ZeroMean", prior).kl() == 0
+
+
+@pytest.mark.parametrize("share", ["layer", "neuron", "weight"])
+def test_kl_counts_every_weight_that_shares_an_alpha(share):
+    layer = build("Conv2d", f"Multiplicative-{share}", "LogUniform", dtype=torch.float64)
+    nn.init.normal_(layer.weight.log_alpha)
+    log_alpha = layer.weight.log_alpha_per_weight()
+    assert log_alpha.shape == layer.weight.shape
+    expected = zm.functional.log_uniform_kl((-log_alpha).exp()).sum()
+    torch.testing.assert_close(layer.kl(), expected)
+
+
+@pytest.mark.parametrize("posterior", ["Multiplicative-weight", "Additive"])
+@every_noisy_prior
+@pytest.mark.parametrize("log_alpha", [-60.0, -20.0, 0.0, 20.0, 60.0])
+def test_kl_and_gradient_are_finite_in_float32(posterior, prior, log_alpha):
+    layer = build("Linear", posterior, prior)
+    with torch.no_grad():
+        layer.weight.mean.copy_(torch.linspace(-0.5, 0.5, 24).view(4, 6))
+        if posterior == "Additive":
+            layer.weight.mean[0] = 0.0
+            layer.weight.log_variance.copy_(layer.weight.mean.square().clamp_min(0.1).log())
+            layer.weight.log_variance.add_(log_alpha)
+        else:
+            layer.weight.log_alpha.fill_(log_alpha)
+    value = layer.kl()
+    value.backward()
+    assert value.isfinite()
+    grads = [p.grad for p in layer.weight.parameters() if p.grad is not None]
+    assert grads
+    assert all(g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+@pytest.mark.parametrize("prior", PRIORS)
+def test_sampled_kl_averages_to_the_exact_one(posterior, prior):
+    exact = {"LogUniform-sample": "LogUniform", "StudentT-sample": "StudentT"}.get(prior)
+    if exact is None or not is_allowed(posterior, prior, "weight"):
+        pytest.skip("not a sampled KL")
+    layer = build("Linear", posterior, prior, dtype=torch.float64)
+    draws = torch.stack([layer.kl() for _ in range(2000)]).detach()
+    error = (draws.mean() - PRIORS[exact].kl(layer.weight)).abs()
+    assert error <= 4 * draws.std() / 2000**0.5 + 1e-12
+
+
+def test_kl_divergence_sums_layers_once_each():
+    shared = zm.Linear(4, 4, posterior=zm.Additive)
+    model = nn.Sequential(shared, nn.ReLU(), shared, zm.Linear(4, 2, prior=None))
+    tied = zm.Linear(4, 4, posterior=zm.Additive)
+    tied.weight = shared.weight
+    model.append(tied)
+    torch.testing.assert_close(zm.kl_divergence(model), shared.kl())
+    assert set(zm.kl_by_layer(model)) == {"0"}
+
+
+def test_kl_divergence_of_a_deterministic_model_is_a_zero_tensor():
+    kl = zm.kl_divergence(nn.Linear(2, 2, dtype=torch.float64))
+    assert kl == 0
+    assert kl.dtype == torch.float64
+    assert zm.kl_divergence(nn.ReLU()) == 0
+
+
+def test_elbo_loss_is_the_negative_elbo_over_the_number_of_objects():
+    nll, kl = torch.tensor(0.7), torch.tensor(300.0)
+    assert zm.elbo_loss(nll, kl, num_data=1000).item() == pytest.approx(1.0)
+    assert zm.elbo_loss(nll, kl, num_data=1000, beta=1 / 3).item() == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("num_data", [0, -5])
+def test_elbo_loss_refuses_a_wrong_number_of_objects(num_data):
+    with pytest.raises(ValueError, match=f"num_data must be the number of objects.*{num_data}"):
+        zm.elbo_loss(torch.tensor(1.0), torch.tensor(1.0), num_data=num_data)
+
+
+def test_elbo_loss_refuses_a_negative_beta():
+    with pytest.raises(ValueError, match="beta must be a finite number of at least 0, got -1"):
+        zm.elbo_loss(torch.tensor(1.0), torch.tensor(1.0), num_data=1, beta=-1)
+
+
+@pytest.mark.parametrize("schedule", [zm.linear_warmup, zm.cosine_warmup])
+def test_warmup_rises_from_start_to_end(schedule):
+    beta = schedule(10, start=0.1, end=0.5)
+    values = [beta(step) for step in range(15)]
+    assert values[0] == pytest.approx(0.1)
+    assert values[5] == pytest.approx(0.3)
+    assert values[10:] == pytest.approx([0.5] * 5)
+    assert values == sorted(values)
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        schedule(0)
+
+
+def test_clip_log_alpha_projects_and_lets_alpha_come_back():
+    model = nn.Sequential(
+        zm.Linear(3, 2, posterior=partial(zm.Multiplicative, log_alpha=0.5)),
+        zm.Linear(2, 2, posterior=partial(zm.Additive, log_variance=4.0)),
+    )
+    zm.clip_log_alpha_(model, high=0.0)
+    assert model[0].weight.log_alpha == 0
+    torch.testing.assert_close(
+        model[1].weight.log_alpha_per_weight(), torch.zeros(2, 2), atol=1e-5, rtol=0
+    )
+    (model[0].weight.log_alpha * 2).backward()
+    assert model[0].weight.log_alpha.grad == 2
+    with pytest.raises(ValueError, match="low must not exceed high"):
+        zm.clip_log_alpha_(model, low=1.0, high=0.0)
+
+
+def test_parameter_groups_cover_every_parameter_once_and_spare_the_noise_from_decay():
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        zm.Conv2d(2, 2, 3),
+        zm.Linear(4, 4, posterior=zm.Additive),
+        zm.Linear(4, 4, posterior=partial(zm.Multiplicative, share="neuron")),
+    )
+    model[0].bias.requires_grad_(False)
+    groups = zm.parameter_groups(model, lr=1e-3, log_alpha_lr=1e-2, weight_decay=0.1)
+    by_name = {group["name"]: group for group in groups}
+    listed = [id(p) for group in groups for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    decayed = {id(p) for p in by_name["weights"]["params"]}
+    assert decayed == {id(model[0].weight), id(model[3].weight.mean), id(model[4].weight.mean)}
+    assert id(model[2].weight.scale) in {id(p) for p in by_name["undecayed"]["params"]}
+    fast = {id(p) for p in by_name["log_alpha"]["params"]}
+    assert fast == {id(model[3].weight.log_variance), id(model[4].weight.log_alpha)}
+    assert (by_name["log_alpha"]["lr"], by_name["weights"]["lr"]) == (1e-2, 1e-3)
+    assert by_name["log_alpha"]["weight_decay"] == by_name["undecayed"]["weight_decay"] == 0
+    torch.optim.AdamW(groups).step()
+
+
+def test_homoscedastic_likelihood_is_torch_distributions_and_learns_the_noise():
+    likelihood = zm.GaussianLikelihood(2, noise_variance=0.25)
+    outputs, targets = torch.randn(500, 2), torch.randn(500, 2)
+    expected = -TorchNormal(outputs, 0.5).log_prob(targets).sum(-1).mean()
+    torch.testing.assert_close(likelihood.nll(outputs, targets), expected)
+    targets = outputs + torch.tensor([0.3, 2.0]) * torch.randn(500, 2)
+    optimizer = torch.optim.LBFGS(likelihood.parameters(), max_iter=50)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = likelihood.nll(outputs, targets)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    learned = likelihood.log_noise_variance.exp()
+    torch.testing.assert_close(learned, (targets - outputs).square().mean(0), rtol=1e-3, atol=0)
+
+
+def test_heteroscedastic_likelihood_is_torch_distributions():
+    likelihood = zm.HeteroscedasticGaussianLikelihood()
+    mean, log_variance, targets = torch.randn(3, 50, 2).unbind()
+    expected = -TorchNormal(mean, (0.5 * log_variance).exp()).log_prob(targets).sum(-1).mean()
+    torch.testing.assert_close(
+        likelihood.nll(torch.cat([mean, log_variance], -1), targets), expected
+    )
+    with pytest.raises(ValueError, match=r"even last dimension.*\(5, 3\)"):
+        likelihood.nll(torch.zeros(5, 3), torch.zeros(5, 3))
+
+
+def test_likelihood_refuses_targets_that_would_broadcast():
+    with pytest.raises(ValueError, match=r"shape of the predicted means, \(5, 1\), got \(5,\)"):
+        zm.GaussianLikelihood().nll(torch.zeros(5, 1), torch.zeros(5))
+    with pytest.raises(ValueError, match="noise_variance must be positive, got 0"):
+        zm.GaussianLikelihood(noise_variance=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: zm.LogUniform(kl="fast"), "LogUniform needs kl= one of exact, approx, sample"),
+        (lambda: zm.StudentT(kl="exact"), "StudentT needs kl= one of quadrature, sample"),
+        (lambda: zm.StudentT(df=0), "df > 0, got 0; for the limit 0 use LogUniform"),
+        (lambda: zm.Normal(scale=0), "scale > 0, got 0"),
+        (lambda: zm.Multiplicative((2, 2), share="row"), "one of layer, neuron, weight, got 'row'"),
+        (lambda: zm.Multiplicative((2, 2), log_alpha=math.nan), "log_alpha must be a finite"),
+        (lambda: zm.Additive((2, 2), log_variance=math.inf), "log_variance must be a finite"),
+        (lambda: zm.Linear(0, 2), "in_features must be at least 1, got 0"),
+        (lambda: zm.Conv2d(1, 0, 3), "out_channels must be at least 1, got 0"),
+        (lambda: zm.Embedding(3, 2, padding_idx=5), "within the 3 embeddings, got 5"),
+    ],
+)
+def test_construction_refuses_bad_values(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: zm.Linear(2, 2, sampler="gibbs"), "sampler must be a function, got 'gibbs'"),
+        (lambda: zm.Linear(2, 2, prior="flat"), r"prior must have a method kl\(posterior\)"),
+        (lambda: zm.ZeroMean((2, 2), noise="normal"), "noise must be a function, got 'normal'"),
+        (lambda: zm.Embedding(3, 2)(torch.randn(2)), "indices of dtype int64 or int32"),
+    ],
+)
+def test_construction_refuses_bad_types(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (lambda: zm.Linear(3, 2), (4, 5), r"\(\*, 3\), got \(4, 5\)"),
+        (lambda: zm.Conv1d(3, 2, 1), (2, 4, 8), r"\(N, 3, W\) or \(3, W\), got \(2, 4, 8\)"),
+        (lambda: zm.Conv2d(3, 2, 1), (8, 8), r"\(N, 3, H, W\).*got \(8, 8\)"),
+        (lambda: zm.Conv3d(3, 2, 1), (2, 4, 8, 8, 8), r"\(N, 3, D, H, W\)"),
+        (lambda: zm.ConvTranspose2d(3, 2, 1), (2, 2, 8, 8), r"ConvTranspose2d needs an input"),
+    ],
+)
+def test_forward_refuses_a_wrong_rank_or_channel_count(layer, shape, message):
+    with pytest.raises(ValueError, match=message):
+        layer()(torch.randn(shape))
