@@ -80,22 +80,25 @@ class Tagger(nn.Module):
         return self.head(self.lstm(self.embedding(tokens))[0])
 
 
-def images():
+@pytest.fixture(autouse=True)
+def _seed():
     torch.manual_seed(0)
-    x = torch.randn(24, 3, 8, 8)
+
+
+def images():
+    x = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(24) % 3
     return x + labels.view(-1, 1, 1, 1), labels
 
 
 def tokens():
-    torch.manual_seed(0)
-    x = torch.randint(1, VOCABULARY, (6, 7))
+    x = torch.randint(1, VOCABULARY, (6, 7), generator=torch.Generator().manual_seed(0))
     x[2:, 5:] = PADDING
     return x
 
 
 def trained(model, x):
-    """Give BatchNorm statistics of its own, so that eval mode is no identity, and leave it there."""
+    """Give BatchNorm statistics of its own, so that eval mode is no identity."""
     with torch.no_grad():
         model.train()(x)
     return model.eval()
@@ -178,7 +181,6 @@ def test_resnet_converted_to_variance_layers_learns():
 @pytest.mark.parametrize("decoder_first", [False, True])
 def test_converted_transformer_keeps_its_outputs_as_means(decoder_first):
     x = tokens()
-    torch.manual_seed(1)
     model = Transformer(decoder_first).eval()
     before = model(x).detach()  # With gradients, hence not by the fused path.
     zm.make_stochastic_(model, posterior=SLIGHTLY_NOISY)
@@ -282,7 +284,6 @@ def test_converted_tagger_keeps_its_outputs_as_means_learns_and_predicts():
 @pytest.mark.parametrize("posterior", [zm.Additive, partial(zm.Multiplicative, share="neuron")])
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
 def test_geometry_survives_the_conversion_there_and_back(layer, shape, posterior):
-    torch.manual_seed(0)
     x = torch.randn(shape)
     model = nn.Sequential(copy.deepcopy(layer))
     zm.make_stochastic_(model, posterior=posterior)
@@ -515,7 +516,6 @@ def test_changing_the_deterministic_copy_leaves_the_model():
 
 
 def test_deterministic_sample_is_one_draw_for_the_whole_batch():
-    torch.manual_seed(0)
     model = nn.Sequential(zm.Linear(3, 500), nn.ReLU(), zm.Linear(500, 2))
     plain = zm.to_deterministic(model, "sample")
     same = torch.randn(1, 3).expand(4, 3)
@@ -585,7 +585,6 @@ def test_recalibration_takes_a_tensor_or_the_first_batches_of_an_iterator():
 
 
 def test_recalibration_sees_the_noise_of_the_model():
-    torch.manual_seed(0)
     model = nn.Sequential(zm.Linear(3, 2, bias=False), nn.BatchNorm1d(2), nn.Dropout(0.5))
     model += nn.Sequential(nn.BatchNorm1d(2, affine=False))
     x = torch.ones(20_000, 3)

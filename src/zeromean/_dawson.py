@@ -3,6 +3,8 @@
 `tools/fit_dawson.py` derives the form used here and writes the table at the end of this file.
 """
 
+# pyright: reportPossiblyUnboundVariable=false
+
 import math
 
 import torch

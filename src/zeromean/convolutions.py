@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from zeromean.layers import PriorChoice, SamplerChoice, StochasticLayer, require_positive
 from zeromean.linear_maps import Convolution, LinearMap
 from zeromean.posteriors import PosteriorFactory, WeightLayout, ZeroMean
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class _ConvNd(StochasticLayer):
@@ -25,7 +28,7 @@ class _ConvNd(StochasticLayer):
 
     def __init__(
         self,
-        geometry: nn.modules.conv._ConvNd,
+        geometry: Any,
         bias: bool,
         posterior: PosteriorFactory,
         prior: PriorChoice,
@@ -139,7 +142,7 @@ class _Convolution(_ConvNd):
         dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         *,
         posterior: PosteriorFactory = ZeroMean,
         prior: PriorChoice = "default",
@@ -196,7 +199,7 @@ class ConvTranspose2d(_ConvNd):
         groups: int = 1,
         bias: bool = True,
         dilation: int | tuple[int, ...] = 1,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         *,
         posterior: PosteriorFactory = ZeroMean,
         prior: PriorChoice = "default",
@@ -205,7 +208,7 @@ class ConvTranspose2d(_ConvNd):
         dtype: torch.dtype | None = None,
     ):
         require_positive(in_channels=in_channels, out_channels=out_channels)
-        geometry = nn.ConvTranspose2d(
+        geometry = self.torch_twin(
             in_channels,
             out_channels,
             kernel_size,

@@ -156,7 +156,7 @@ class _StudentTCorrection(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, ...]:
         chunks = zip(
             inverse_alpha.reshape(-1).split(_dawson.CHUNK_SIZE),
             log_ratio.reshape(-1).split(_dawson.CHUNK_SIZE),

@@ -9,6 +9,7 @@ local reparameterization. Layers sample in train and eval mode alike; see `zm.sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -35,7 +36,9 @@ class StochasticLayer(nn.Module):
         sampler: How an output is drawn. Default: `zm.local` for normal noise, else `zm.weight`.
     """
 
-    torch_twin: type[nn.Module]
+    torch_twin: Callable[..., Any]
+    weight: Posterior
+    bias: nn.Parameter | None
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.overrides import TorchFunctionMode
 
 _NOISY = object()
@@ -72,7 +72,7 @@ class Replay(TorchFunctionMode):
 
 
 def _is_noisy(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_batchedtensor(tensor)
+    return is_batchedtensor(tensor)
 
 
 def _storage(tensor: Tensor) -> int:
