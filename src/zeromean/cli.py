@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 import zeromean
 
@@ -33,14 +34,26 @@ class Demo:
     """Seed of everything random: the same seed gives the same numbers."""
 
     def run(self) -> int:
-        _require_writable(self.output)
-        from zeromean.demo import run_demo
+        if not 0 <= self.seed < 2**32:
+            return _refuse(f"--seed must lie between 0 and 2³² − 1, got {self.seed}.")
+        try:
+            _require_writable(self.output)
+            from zeromean.demo import run_demo
 
-        run_demo(self.output, seed=self.seed)
+            run_demo(self.output, seed=self.seed)
+        except OSError as error:
+            reason = error.strerror or error
+            return _refuse(f"cannot write into {self.output}: {reason}; choose another --output.")
         return 0
 
 
-COMMANDS = {"demo": Demo}
+class Command(Protocol):
+    """What `main` asks of a command."""
+
+    def run(self) -> int: ...
+
+
+COMMANDS: dict[str, Callable[..., Command]] = {"demo": Demo}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,15 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     try:
         return _parse(arguments).run()
-    except OSError as error:
-        place = f" {error.filename}" if error.filename else ""
-        return _refuse(f"cannot write{place}: {error.strerror}; choose another --output.")
     except KeyboardInterrupt:
         print("zeromean: interrupted.", file=sys.stderr)
         return 130
 
 
-def _parse(arguments: list[str]) -> Demo:
+def _parse(arguments: list[str]) -> Command:
     import tyro
 
     return tyro.extras.subcommand_cli_from_dict(

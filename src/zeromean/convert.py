@@ -345,7 +345,7 @@ _HOOKS = (
     "_is_full_backward_hook",
 )
 
-_TWINS: dict[type[nn.Module], Callable[..., StochasticLayer]] = {
+_TWINS: dict[Any, Callable[..., StochasticLayer]] = {
     nn.Linear: _linear_twin,
     nn.Embedding: _embedding_twin,
     **{layer.torch_twin: _convolution_twin(layer) for layer in (Conv1d, Conv2d, Conv3d)},

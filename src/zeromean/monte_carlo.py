@@ -70,7 +70,8 @@ def draw_outputs(
             stack.enter_context(seeded(seed, model))
         if chunk_size is None and not _draws_outputs(model):
             chunk_size = 1  # Samples that each have weights of their own gain nothing together.
-        chunks = _vectorized(run, num_samples, chunk_size)
+        first_size = chunk_size or _first_chunk_size((*args, *kwargs.values()))
+        chunks = _vectorized(run, num_samples, first_size, chunk_size)
         try:
             first = next(chunks)
         except Exception:
@@ -83,7 +84,7 @@ def draw_outputs(
 
 
 def _vectorized(
-    run: Callable[[], Tensor], num_samples: int, chunk_size: int | None
+    run: Callable[[], Tensor], num_samples: int, first_size: int, chunk_size: int | None
 ) -> Iterator[Tensor]:
     replay = Replay()
 
@@ -91,9 +92,7 @@ def _vectorized(
         with replay:
             return run()
 
-    # Without a chunk size the first sample goes alone, to see how large the noisy part is.
-    size = min(chunk_size or 1, num_samples)
-    remaining = num_samples
+    size, remaining = first_size, num_samples
     while remaining:
         size = min(size, remaining)
         draw = torch.func.vmap(sample, randomness="different")
@@ -107,6 +106,12 @@ def _vectorized(
         remaining -= size
         if chunk_size is None:
             size = max(1, _ELEMENTS_AT_ONCE // max(replay.largest_noisy, 1))
+
+
+def _first_chunk_size(values: tuple) -> int:
+    """A careful guess, until the first chunk has told how large the noisy part is."""
+    elements = sum(value.numel() for value in values if isinstance(value, Tensor))
+    return max(1, _ELEMENTS_AT_ONCE // (16 * max(elements, 1)))
 
 
 def _draws_outputs(model: nn.Module) -> bool:

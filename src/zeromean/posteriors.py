@@ -94,8 +94,7 @@ class Posterior(nn.Module):
                 `(*rows.shape, *shape[1:])`, so that an embedding does not touch its whole table.
         """
         mean, scale = self._silence(*self.mean_and_scale(rows), rows)
-        variance = scale.square()
-        return mean, F.threshold(variance, torch.finfo(variance.dtype).tiny, 0.0)
+        return mean, flushed_square(scale)
 
     def sample(self) -> Tensor:
         """Draw one weight tensor."""
@@ -316,6 +315,14 @@ class Additive(Posterior):
     def set_weight_(self, weight: Tensor) -> None:
         with torch.no_grad():
             self.mean.copy_(weight)
+
+
+def flushed_square(scale: Tensor) -> Tensor:
+    """scale², exactly zero where it is too small for a normal number."""
+    variance = scale.square()
+    return F.threshold(
+        variance, torch.finfo(variance.dtype).tiny, 0.0, inplace=not torch.is_grad_enabled()
+    )
 
 
 def _log_magnitude(weight: Tensor) -> Tensor:

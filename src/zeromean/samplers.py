@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from zeromean import fused
 from zeromean.functional import safe_sqrt
 from zeromean.linear_maps import LinearMap
 from zeromean.noise import normal
@@ -37,7 +38,7 @@ def local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = 
     better than exact weight sampling) and not the same distribution as `weight`.
     Kingma et al. (2015); Neklyudov et al. (2019), equations 39 to 42.
     """
-    return _draw_outputs(*op.moments(x, posterior, bias))
+    return _draw_outputs(op, x, posterior, bias)
 
 
 def moment_matched(
@@ -49,7 +50,7 @@ def moment_matched(
     variance layers can be trained like Gaussian ones. For normal noise this is `local`, and it
     drops the same correlations. Wang & Manning (2013).
     """
-    return _draw_outputs(*op.moments(x, posterior, bias))
+    return _draw_outputs(op, x, posterior, bias)
 
 
 def weight(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
@@ -86,7 +87,22 @@ SAMPLERS: dict[str, Sampler] = {
 }
 
 
-def _draw_outputs(output_mean: Tensor | None, output_variance: Tensor) -> Tensor:
-    std = safe_sqrt(output_variance)
+def _draw_outputs(
+    op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None
+) -> Tensor:
+    if fused.can_fuse(op, x):
+        return fused.draw_local(op, x, posterior, bias)
+    return plain_local(op, x, posterior, bias)
+
+
+def plain_local(
+    op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+) -> Tensor:
+    """`local` in plain operations: the reference of the fused version."""
+    output_mean, output_variance = op.moments(x, posterior, bias)
+    if torch.is_grad_enabled():
+        std = safe_sqrt(output_variance)
+    else:
+        std = output_variance.clamp_min_(0).sqrt_()
     noise = normal(std)
     return noise * std if output_mean is None else torch.addcmul(output_mean, noise, std)

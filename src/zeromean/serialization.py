@@ -71,11 +71,17 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         model: A model of the same architecture: the plain one, or the stochastic one. It is left
             as it is.
     """
-    header, tensors = _read(Path(path))
-    model = _rebuild_layers_(copy.deepcopy(model), header["layers"], path)
-    state = {**tensors, **{name: tensors[target] for name, target in header["aliases"].items()}}
+    text, tensors = _read(Path(path))
+    model = copy.deepcopy(model)
     try:
-        model.load_state_dict(state)
+        header = json.loads(text)
+        _require_readable(header["format_version"], path)
+        aliases = {name: tensors[target] for name, target in header["aliases"].items()}
+        model = _rebuild_layers_(model, header["layers"], path)
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
+    try:
+        model.load_state_dict({**tensors, **aliases})
     except RuntimeError as error:
         raise ValueError(f"{path} holds a model of another architecture: {error}") from error
     return model
@@ -150,7 +156,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
         found = module = modules.get(name)
         if isinstance(found, StochasticLayer):
             module = plain_layer(name, found, "sample", {})
-        if found is None or type(module).__name__ != settings["layer"]:
+        if found is None or type(module) is not getattr(nn, settings["layer"]):
             raise ValueError(
                 f"{path} needs a {settings['layer']} at {name!r}, but the model has "
                 f"{'nothing' if found is None else type(found).__name__} there; build the "
@@ -181,7 +187,16 @@ def _prior(settings: dict[str, Any] | None) -> Prior | None:
     return _PRIORS[settings["name"]](**arguments)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _require_readable(version: int, path: Any) -> None:
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {version}, this zeromean reads up to {FORMAT_VERSION}; "
+            "upgrade zeromean."
+        )
+
+
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
+    """The header's text and the tensors of a file."""
     safetensors = _safetensors()
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -195,17 +210,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     if _HEADER not in metadata:
         raise ValueError(f"{path} is a safetensors file, but not one that zm.save wrote.")
-    try:
-        header = json.loads(metadata[_HEADER])
-        version = int(header["format_version"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {version}, this zeromean reads up to {FORMAT_VERSION}; "
-            "upgrade zeromean."
-        )
-    return header, tensors
+    return metadata[_HEADER], tensors
 
 
 def _safetensors() -> Any:

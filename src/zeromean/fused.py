@@ -1,0 +1,115 @@
+"""Local reparameterization with few passes and little memory: the fast twin of `samplers.local`.
+
+It draws from the same distribution and has the same gradients as the plain version, which stays
+as the reference, and runs wherever a custom autograd function would stand in the way (torch.compile,
+torch.export, torch.func transforms, autocast). With ε the noise and v the variance of the outputs,
+
+    output = op(x, mean) + ε·√v = op(x, mean) + r·v,    r = ε/√v,
+
+so that r is all that the backward pass needs beyond what a deterministic layer keeps:
+
+    ∂x = opᵀ(g, mean) + x·opᵀ(g·r, scale²),    ∂scale = scale·op_w(g·r, x²)
+
+(the ½ of the square root cancels the 2 of the squares).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zeromean.functional import safe_sqrt
+from zeromean.linear_maps import Convolution, Dense, LinearMap, arranged, better_format
+from zeromean.posteriors import Posterior, flushed_square
+
+
+def can_fuse(op: LinearMap, x: Tensor) -> bool:
+    """Whether autograd is recording in plain eager mode, which is what the fused version is for."""
+    return (
+        isinstance(op, (Dense, Convolution))
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def draw_local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
+    """Draw op(x, W) + bias by local reparameterization."""
+    mean, scale = posterior.mean_and_scale()
+    return _DrawLocal.apply(op, x, mean, scale, bias)
+
+
+class _DrawLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        op: Dense | Convolution,
+        x: Tensor,
+        mean: Tensor | None,
+        scale: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        ctx.op = op
+        ctx.memory_format = memory_format = better_format(op, x, scale)
+        inputs = arranged(x, memory_format)
+        variance = op(_squared(inputs), arranged(flushed_square(scale), memory_format))
+        # rsqrt(inf) = 0: no variance, no noise and no gradient.
+        tiny = torch.finfo(variance.dtype).tiny
+        ratio = _normal_like(variance).mul_(F.threshold(variance, tiny, math.inf).rsqrt_())
+        if mean is not None:
+            output = op(inputs, arranged(mean, memory_format), bias).addcmul_(ratio, variance)
+        else:
+            output = variance.mul_(ratio)
+            if bias is not None:
+                output.add_(op.align_bias(bias))
+        ctx.save_for_backward(x, mean, scale, ratio)
+        return output if memory_format is None else output.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        op: Dense | Convolution = ctx.op
+        x, mean, scale, ratio = ctx.saved_tensors
+        _, needs_x, needs_mean, needs_scale, needs_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            # Someone will differentiate the gradient, so r has to be a function of x and scale.
+            std = safe_sqrt(op(x.square(), flushed_square(scale)))
+            positive = std > 0
+            noise = (ratio * std).detach()
+            ratio = torch.where(positive, noise / torch.where(positive, std, 1.0), 0.0)
+        inputs, grad = arranged(x, ctx.memory_format), arranged(grad, ctx.memory_format)
+        variance = arranged(flushed_square(scale), ctx.memory_format)
+        grad_x, grad_scale = op.pull_back(
+            grad * ratio, _squared(inputs), variance, (needs_x, needs_scale)
+        )
+        grad_mean = None
+        if grad_x is not None:
+            grad_x = grad_x * inputs
+        if grad_scale is not None:
+            grad_scale = grad_scale * scale
+        if mean is not None:
+            weight = arranged(mean, ctx.memory_format)
+            through_mean, grad_mean = op.pull_back(grad, inputs, weight, (needs_x, needs_mean))
+            if grad_x is not None:
+                grad_x = grad_x + through_mean
+        if grad_x is not None and ctx.memory_format is not None:
+            grad_x = grad_x.contiguous()
+        grad_bias = op.sum_to_bias(grad) if needs_bias else None
+        return None, grad_x, grad_mean, grad_scale, grad_bias
+
+
+def _squared(x: Tensor) -> Tensor:
+    squared = x.square()
+    # Element-wise operations forget the channels_last strides of tensors with one channel.
+    return squared if squared.stride() == x.stride() else squared.as_strided(x.size(), x.stride())
+
+
+def _normal_like(tensor: Tensor) -> Tensor:
+    """Normal noise in the memory order of a dense tensor; torch is slow on any but contiguous."""
+    noise = tensor.new_empty(tensor.numel()).normal_()
+    return noise.as_strided(tensor.size(), tensor.stride())
