@@ -24,7 +24,7 @@ from torch import Tensor
 
 from zeromean.functional import safe_sqrt
 from zeromean.linear_maps import Convolution, Dense, LinearMap, arranged, better_format
-from zeromean.posteriors import Posterior, flushed_square
+from zeromean.posteriors import Posterior, flushed
 
 
 def can_fuse(op: LinearMap, x: Tensor) -> bool:
@@ -58,7 +58,7 @@ class _DrawLocal(torch.autograd.Function):
         ctx.op = op
         ctx.memory_format = memory_format = better_format(op, x, scale)
         inputs = arranged(x, memory_format)
-        variance = op(_squared(inputs), arranged(flushed_square(scale), memory_format))
+        variance = op(_squared(inputs), arranged(flushed(scale.square()), memory_format))
         # rsqrt(inf) = 0: no variance, no noise and no gradient.
         tiny = torch.finfo(variance.dtype).tiny
         ratio = _normal_like(variance).mul_(F.threshold(variance, tiny, math.inf).rsqrt_())
@@ -78,12 +78,12 @@ class _DrawLocal(torch.autograd.Function):
         _, needs_x, needs_mean, needs_scale, needs_bias = ctx.needs_input_grad
         if torch.is_grad_enabled():
             # Someone will differentiate the gradient, so r has to be a function of x and scale.
-            std = safe_sqrt(op(x.square(), flushed_square(scale)))
+            std = safe_sqrt(op(x.square(), flushed(scale.square())))
             positive = std > 0
             noise = (ratio * std).detach()
             ratio = torch.where(positive, noise / torch.where(positive, std, 1.0), 0.0)
         inputs, grad = arranged(x, ctx.memory_format), arranged(grad, ctx.memory_format)
-        variance = arranged(flushed_square(scale), ctx.memory_format)
+        variance = arranged(flushed(scale.square()), ctx.memory_format)
         grad_x, grad_scale = op.pull_back(
             grad * ratio, _squared(inputs), variance, (needs_x, needs_scale)
         )

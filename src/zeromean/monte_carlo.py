@@ -88,20 +88,26 @@ def _vectorized(
 ) -> Iterator[Tensor]:
     replay = Replay()
 
-    def sample(_: Tensor) -> Tensor:
+    def sample(_: Tensor | None = None) -> Tensor:
         with replay:
-            return run()
+            output = run()
+        replay.keep(output)
+        return output
+
+    def draw(size: int) -> Tensor:
+        if size == 1 and replay.recorded:
+            return sample().unsqueeze(0)  # It is known what is noisy: no vmap needed to tell.
+        return torch.func.vmap(sample, randomness="different")(torch.empty(size))
 
     size, remaining = first_size, num_samples
     while remaining:
         size = min(size, remaining)
-        draw = torch.func.vmap(sample, randomness="different")
         try:
-            outputs = draw(torch.empty(size))
+            outputs = draw(size)
         except ReplayError:
-            # The model branches on something that changes from call to call.
+            # The model does something else from call to call: compute every chunk in full.
             replay.replayable = False
-            outputs = draw(torch.empty(size))
+            outputs = draw(size)
         yield outputs
         remaining -= size
         if chunk_size is None:

@@ -93,18 +93,19 @@ class Posterior(nn.Module):
             rows: Indices along dimension 0. Only these rows are computed, in the shape
                 `(*rows.shape, *shape[1:])`, so that an embedding does not touch its whole table.
         """
-        mean, scale = self._silence(*self.mean_and_scale(rows), rows)
-        return mean, flushed_square(scale)
+        mean, scale = self.mean_and_scale(rows)
+        return mean, flushed(self._silenced(scale, rows).square())
 
     def sample(self) -> Tensor:
         """Draw one weight tensor."""
-        mean, scale = self._silence(*self.mean_and_scale(), None)
-        deviation = scale * self.noise(scale)
-        return deviation if mean is None else mean + deviation
+        mean, scale = self.mean_and_scale()
+        scale = self._silenced(scale)
+        noise = self.noise(scale)
+        return scale * noise if mean is None else torch.addcmul(mean, scale, noise)
 
     def deviation(self) -> Tensor:
         """Draw one weight tensor less its mean."""
-        _, scale = self._silence(*self.mean_and_scale(), None)
+        scale = self._silenced(self.mean_and_scale()[1])
         return scale * self.noise(scale)
 
     @property
@@ -131,16 +132,14 @@ class Posterior(nn.Module):
     def extra_repr(self) -> str:
         return f"{tuple(self.shape)}, noise={self.noise.__name__}"
 
-    def _silence(
-        self, mean: Tensor | None, scale: Tensor, rows: Tensor | None
-    ) -> tuple[Tensor | None, Tensor]:
-        """Take the noise off the noiseless row."""
+    def _silenced(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The scale (or variance) with the noiseless row at zero."""
         row = self.layout.noiseless_row
         if row is None:
-            return mean, scale
+            return scale
         if rows is None:
             rows = torch.arange(self.shape[0], device=scale.device)
-        return mean, scale.masked_fill((rows == row).unsqueeze(-1), 0.0)
+        return scale.masked_fill((rows == row).unsqueeze(-1), 0.0)
 
     def _look_up(self, parameter: Tensor, rows: Tensor | None) -> Tensor:
         if rows is None:
@@ -302,6 +301,11 @@ class Additive(Posterior):
         mean = self._look_up(self.mean, rows)
         return mean, (0.5 * self._look_up(self.log_variance, rows)).exp()
 
+    def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        # Straight from the logarithm: exp and square would be two more passes over the weights.
+        variance = self._look_up(self.log_variance, rows).exp()
+        return self._look_up(self.mean, rows), flushed(self._silenced(variance, rows))
+
     def log_variance_per_weight(self) -> Tensor:
         return self.log_variance
 
@@ -317,12 +321,10 @@ class Additive(Posterior):
             self.mean.copy_(weight)
 
 
-def flushed_square(scale: Tensor) -> Tensor:
-    """scale², exactly zero where it is too small for a normal number."""
-    variance = scale.square()
-    return F.threshold(
-        variance, torch.finfo(variance.dtype).tiny, 0.0, inplace=not torch.is_grad_enabled()
-    )
+def flushed(variance: Tensor) -> Tensor:
+    """A fresh variance with everything too small for a normal number at exactly zero."""
+    tiny = torch.finfo(variance.dtype).tiny
+    return F.threshold(variance, tiny, 0.0, inplace=not torch.is_grad_enabled())
 
 
 def _log_magnitude(weight: Tensor) -> Tensor:

@@ -1,85 +1,115 @@
 """Computing once what no noise has reached, over repeated runs of the same function.
 
 Inside `torch.func.vmap` a tensor that depends on the sample is batched, and one that does not is
-plain. `Replay` records the results of the first run; later runs get the plain ones back without
-computing them again. Nothing is cached past its lifetime, so there is nothing to invalidate.
+plain. `Replay` records the first run; in later runs every call that only plain tensors went into
+gives back its recorded result. Of these only the tensors that noise has read are kept: nothing
+reads the others again. The record lives as long as one prediction, so nothing can be stale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.overrides import TorchFunctionMode
 
 _NOISY = object()
+# Stands for results that only replayed calls read. On the meta device, so that a call which
+# nothing intercepts cannot compute with it unnoticed.
+_UNREAD = torch.empty(0, device="meta")
 
 
 class ReplayError(RuntimeError):
-    """A later run called other operations than the first one."""
+    """A later run did something else than the first one."""
 
 
 class Replay(TorchFunctionMode):
     """Record the first run under this mode, and replay its noise-free results in the others.
 
     Attributes:
-        largest_noisy: Elements of the largest noisy result for one sample.
-        replayable: False when the noise-free part writes into a tensor that noise has already
-            read; the runs must then be computed in full.
+        recorded: Whether the first run is over.
+        replayable: False when the noise-free part writes into a tensor that noise has read before;
+            every run is then computed in full.
+        largest_noisy: Elements of the largest noisy result, for one sample.
     """
 
     def __init__(self):
         super().__init__()
-        self.largest_noisy = 0
+        self.recorded = False
         self.replayable = True
+        self.largest_noisy = 0
         self._calls: list[tuple[Callable, Any]] = []
-        self._recorded = False
+        self._kept: dict[int, Tensor] = {}
+        self._index_of: dict[int, int] = {}  # id of a tensor -> the call that made it
         self._position = 0
         self._read_by_noise: set[int] = set()
 
     def __exit__(self, *exception):
-        self._recorded = True
+        self.recorded = True
         self._position = 0
         return super().__exit__(*exception)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not self._recorded:
+        if not self.recorded:
             return self._record(func, args, kwargs)
         if not self.replayable:
             return func(*args, **kwargs)
-        if self._position == len(self._calls) or self._calls[self._position][0] != func:
-            raise ReplayError
-        result = self._calls[self._position][1]
-        self._position += 1
-        return func(*args, **kwargs) if result is _NOISY else result
+        return self._replay(func, args, kwargs)
 
-    def _record(self, func, args, kwargs):
-        plain_inputs = [t for t in _tensors((args, kwargs)) if not _is_noisy(t)]
-        writes = _writes_in_place(func, kwargs)
-        if writes and any(_storage(t) in self._read_by_noise for t in plain_inputs):
+    def keep(self, tensor: Tensor) -> None:
+        """Keep a noise-free tensor for the later runs, as if noise had read it."""
+        index = self._index_of.get(id(tensor))
+        if index is not None and self._calls[index][1]() is tensor:
+            self._kept[index] = tensor
+
+    def _record(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        inputs = list(_tensors((args, kwargs)))
+        plain = [t for t in inputs if not is_batchedtensor(t)]
+        if _writes_in_place(func, kwargs) and any(_storage(t) in self._read_by_noise for t in plain):
             self.replayable = False
+        if func == Tensor.data_ptr:
+            self.replayable = False  # Who wants an address will use it behind our back.
         result = func(*args, **kwargs)
-        results = list(_tensors(result))
-        noisy = [t for t in results if _is_noisy(t)]
+        outputs = list(_tensors(result))
+        noisy = len(plain) < len(inputs) or any(map(is_batchedtensor, outputs))
         if noisy:
-            self.largest_noisy = max(self.largest_noisy, *(t.numel() for t in noisy))
-            self._read_by_noise.update(map(_storage, plain_inputs))
-        self._calls.append((func, result if results and not noisy else _NOISY))
+            for tensor in plain:
+                self.keep(tensor)
+                self._read_by_noise.add(_storage(tensor))
+            self.largest_noisy = max([self.largest_noisy, *(t.numel() for t in outputs)])
+            self._calls.append((func, _NOISY))
+        elif isinstance(result, Tensor):
+            self._index_of[id(result)] = len(self._calls)
+            self._calls.append((func, weakref.ref(result)))
+        else:
+            self._calls.append((func, result))
         return result
 
-
-def _is_noisy(tensor: Tensor) -> bool:
-    return is_batchedtensor(tensor)
+    def _replay(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        index = self._position
+        if index == len(self._calls) or self._calls[index][0] != func:
+            raise ReplayError
+        self._position += 1
+        result = self._calls[index][1]
+        if result is _NOISY:
+            if any(tensor.is_meta for tensor in _tensors((args, kwargs))):
+                raise ReplayError
+            return func(*args, **kwargs)
+        if isinstance(result, weakref.ref):
+            return self._kept.get(index, _UNREAD)
+        return result
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _tensors(value: Any):
+def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -92,10 +122,10 @@ def _tensors(value: Any):
 
 def _writes_in_place(func: Callable, kwargs: dict[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
+    dunder = name.startswith("__") and name.endswith("__")
     return (
-        (name.endswith("_") and not name.endswith("__"))
-        or name in ("__setitem__", "__set__")
-        or (name.startswith("__i") and name.endswith("__"))
+        (name.endswith("_") and not dunder)
+        or (dunder and (name.startswith("__i") or name in ("__setitem__", "__set__")))
         or bool(kwargs.get("inplace"))
         or kwargs.get("out") is not None
     )
