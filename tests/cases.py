@@ -54,6 +54,7 @@ SAMPLERS = {
     "moment_matched": zm.moment_matched,
     "flipout": zm.flipout,
     "mean": zm.mean,
+    "auto": zm.auto,
 }
 
 

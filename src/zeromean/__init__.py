@@ -28,7 +28,7 @@ from zeromean.prediction import (
     sample_outputs,
 )
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
-from zeromean.samplers import flipout, local, mean, moment_matched, weight
+from zeromean.samplers import auto, flipout, local, mean, moment_matched, weight
 from zeromean.sampling import sampling
 from zeromean.serialization import load, save
 

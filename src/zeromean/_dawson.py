@@ -12,6 +12,8 @@ from torch import Tensor
 
 # Everything a chunk touches stays in a core's second-level cache.
 CHUNK_SIZE = 32_768
+# So few numbers cost more in calls than in arithmetic (one alpha for each layer).
+FEW = 64
 
 
 class LogUniformKL(torch.autograd.Function):
@@ -103,9 +105,13 @@ def kl_sum(
 
 
 def _polynomial(table: dict[torch.dtype, tuple[float, ...]], y: Tensor) -> Tensor:
-    """Horner's rule in y - ½."""
+    """A polynomial in y - ½: Horner's rule, or for few numbers all powers at once."""
     leading, *coefficients = table[y.dtype]
     centred = y - 0.5
+    if y.numel() <= FEW:
+        exponents = torch.arange(len(coefficients), -1, -1, dtype=torch.float64, device=y.device)
+        weights = torch.tensor(table[y.dtype], dtype=torch.float64, device=y.device)
+        return (centred.double().unsqueeze(-1).pow(exponents) @ weights).to(y.dtype)
     total = torch.full_like(y, leading)
     for coefficient in coefficients:
         total = total * centred + coefficient

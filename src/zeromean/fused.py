@@ -1,8 +1,9 @@
 """Local reparameterization with few passes and little memory: the fast twin of `samplers.local`.
 
-It draws from the same distribution and has the same gradients as the plain version, which stays
-as the reference, and runs wherever a custom autograd function would stand in the way (torch.compile,
-torch.export, torch.func transforms, autocast). With ε the noise and v the variance of the outputs,
+It draws from the same distribution and has the same gradients as `samplers.plain_local`, which is
+its reference, and which runs wherever a custom autograd function would stand in the way: under
+torch.compile, torch.export, torch.func transforms and autocast. With ε the noise and v the
+variance of the outputs,
 
     output = op(x, mean) + ε·√v = op(x, mean) + r·v,    r = ε/√v,
 
@@ -19,12 +20,14 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from zeromean.functional import safe_sqrt
 from zeromean.linear_maps import Convolution, Dense, LinearMap, arranged, better_format
 from zeromean.posteriors import Posterior, flushed
+
+# Chunks of three tensors fit a core's second-level cache.
+_CHUNK = 2**16
 
 
 def can_fuse(op: LinearMap, x: Tensor) -> bool:
@@ -59,16 +62,11 @@ class _DrawLocal(torch.autograd.Function):
         ctx.memory_format = memory_format = better_format(op, x, scale)
         inputs = arranged(x, memory_format)
         variance = op(_squared(inputs), arranged(flushed(scale.square()), memory_format))
-        # rsqrt(inf) = 0: no variance, no noise and no gradient.
-        tiny = torch.finfo(variance.dtype).tiny
-        ratio = _normal_like(variance).mul_(F.threshold(variance, tiny, math.inf).rsqrt_())
-        if mean is not None:
-            output = op(inputs, arranged(mean, memory_format), bias).addcmul_(ratio, variance)
-        else:
-            output = variance.mul_(ratio)
-            if bias is not None:
-                output.add_(op.align_bias(bias))
-        ctx.save_for_backward(x, mean, scale, ratio)
+        output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)
+        output = _add_noise_(output, variance)
+        if mean is None and bias is not None:
+            output.add_(op.align_bias(bias))
+        ctx.save_for_backward(x, mean, scale, variance)
         return output if memory_format is None else output.contiguous()
 
     @staticmethod
@@ -109,7 +107,29 @@ def _squared(x: Tensor) -> Tensor:
     return squared if squared.stride() == x.stride() else squared.as_strided(x.size(), x.stride())
 
 
-def _normal_like(tensor: Tensor) -> Tensor:
-    """Normal noise in the memory order of a dense tensor; torch is slow on any but contiguous."""
-    noise = tensor.new_empty(tensor.numel()).normal_()
-    return noise.as_strided(tensor.size(), tensor.stride())
+def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
+    """Add ε·√v to the output in place (None is zero), and turn the variance into r = ε/√v.
+
+    Chunk by chunk, so that the chain of element-wise operations stays in the cache and needs no
+    temporary tensor of the size of the output.
+    """
+    result = torch.empty_like(variance) if output is None else output
+    tiny = torch.finfo(variance.dtype).tiny
+    inverse_std, ratio = variance.new_empty(2, min(_CHUNK, variance.numel())).unbind()
+    for out, v in zip(*(_in_memory(t).split(_CHUNK) for t in (result, variance)), strict=True):
+        if v.numel() < ratio.numel():
+            inverse_std, ratio = inverse_std[: v.numel()], ratio[: v.numel()]
+        # rsqrt(inf) = 0: no variance, no noise and no gradient.
+        torch.threshold(v, tiny, math.inf, out=inverse_std).rsqrt_()
+        ratio.normal_().mul_(inverse_std)
+        if output is None:
+            torch.mul(ratio, v, out=out)
+        else:
+            out.addcmul_(ratio, v)
+        v.copy_(ratio)
+    return result
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """A dense tensor as a vector, in the order of its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))

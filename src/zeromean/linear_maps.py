@@ -6,6 +6,7 @@ output, and for what flipout draws signs of their own.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ class LinearMap(ABC):
     @abstractmethod
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
         """Apply a symmetric zero-mean weight with random signs of their own for every object."""
+
+    @abstractmethod
+    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
+        """Number of outputs for an input."""
 
     def align_bias(self, bias: Tensor) -> Tensor:
         """The bias in a shape that broadcasts against the output."""
@@ -56,17 +61,20 @@ class Dense(LinearMap):
         flipped = self(x * rademacher(x), deviation)
         return flipped * rademacher(flipped)
 
+    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
+        return x.numel() // weight_shape[1] * weight_shape[0]
+
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients with respect to x and weight, as far as they are wanted."""
         grad_x = grad @ weight if wanted[0] else None
-        grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2) if wanted[1] else None
+        grad_weight = _rows(grad).T @ _rows(x) if wanted[1] else None
         return grad_x, grad_weight
 
     def sum_to_bias(self, grad: Tensor) -> Tensor:
         """Gradient with respect to the bias."""
-        return grad.flatten(0, -2).sum(0)
+        return _rows(grad).sum(0)
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,14 @@ class Convolution(LinearMap):
         # One sign for each object and channel: within an object the weights stay shared.
         flipped = self(x * rademacher(_first_position(x)), deviation)
         return flipped * rademacher(_first_position(flipped))
+
+    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
+        # Only an estimate is needed: positions shrink by the stride (or grow, transposed).
+        positions = math.prod(x.shape[2:])
+        steps = math.prod(self.stride)
+        positions = positions * steps if self.transposed else positions // steps
+        channels = weight_shape[1] * self.groups if self.transposed else weight_shape[0]
+        return len(x) * channels * positions
 
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
@@ -141,11 +157,19 @@ class LookUp(LinearMap):
         rows = self(x, deviation)
         return rows * rademacher(rows)
 
+    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
+        return x.numel() * weight_shape[1]
+
     def moments(
         self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
         mean, variance = posterior.moments(rows=x)
         return mean if bias is None else bias if mean is None else mean + bias, variance
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(*, features) -> (rows, features)."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def _first_position(x: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from zeromean.objectives import stochastic_layers
 from zeromean.replay import Replay, ReplayError
-from zeromean.samplers import Sampler, local, mean, moment_matched
+from zeromean.samplers import Sampler, auto, local, mean, moment_matched
 from zeromean.sampling import monte_carlo_modes, sampling
 
 Inputs = Tensor | tuple | Mapping[str, Any]
@@ -26,7 +26,7 @@ def draw_outputs(
     num_samples: int,
     consume: Callable[[Tensor], None],
     *,
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
@@ -64,7 +64,7 @@ def draw_outputs(
     with ExitStack() as stack:
         stack.enter_context(monte_carlo_modes(model))
         if sampler is not None:
-            stack.enter_context(sampling(model, sampler))
+            stack.enter_context(sampling(model, auto if sampler == "auto" else sampler))
         stack.enter_context(torch.set_grad_enabled(differentiable))
         if seed is not None:
             stack.enter_context(seeded(seed, model))
@@ -86,6 +86,9 @@ def draw_outputs(
 def _vectorized(
     run: Callable[[], Tensor], num_samples: int, first_size: int, chunk_size: int | None
 ) -> Iterator[Tensor]:
+    if first_size >= num_samples:
+        yield torch.func.vmap(lambda _: run(), randomness="different")(torch.empty(num_samples))
+        return
     replay = Replay()
 
     def sample(_: Tensor | None = None) -> Tensor:
@@ -122,7 +125,7 @@ def _first_chunk_size(values: tuple) -> int:
 
 def _draws_outputs(model: nn.Module) -> bool:
     samplers = {layer.sampler for layer in stochastic_layers(model).values()}
-    return samplers <= {local, moment_matched, mean}
+    return samplers <= {local, moment_matched, mean, auto}
 
 
 @contextmanager

@@ -4,7 +4,8 @@ Inside a prediction BatchNorm uses its running statistics and torch's Dropout mo
 (Monte-Carlo dropout); the modes are restored afterwards. Common arguments:
 
 - `num_samples`: draws of the noise.
-- `sampler`: how every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`, …).
+- `sampler`: how every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`, …);
+  "auto" lets every layer draw its weights or its outputs, whichever are fewer.
 - `seed`: makes the draw reproducible, for the same model, inputs and chunk size, without touching
   the global generator.
 - `chunk_size`: samples that run at once; by default chosen so that memory stays bounded.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def sample_outputs(
     inputs: Inputs,
     num_samples: int = 20,
     *,
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
@@ -64,7 +65,7 @@ def predict_proba(
     num_samples: int = 20,
     *,
     dim: int = -1,
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
@@ -118,7 +119,7 @@ def predict_moments(
     num_samples: int = 20,
     *,
     likelihood: Likelihood | None = None,
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
@@ -179,7 +180,7 @@ def predictive_uncertainty(
     num_samples: int = 20,
     *,
     dim: int = -1,
-    sampler: Sampler | None = None,
+    sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,

@@ -70,7 +70,9 @@ class Replay(TorchFunctionMode):
     def _record(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         inputs = list(_tensors((args, kwargs)))
         plain = [t for t in inputs if not is_batchedtensor(t)]
-        if _writes_in_place(func, kwargs) and any(_storage(t) in self._read_by_noise for t in plain):
+        if _writes_in_place(func, kwargs) and any(
+            _storage(t) in self._read_by_noise for t in plain
+        ):
             self.replayable = False
         if func == Tensor.data_ptr:
             self.replayable = False  # Who wants an address will use it behind our back.

@@ -10,6 +10,7 @@ each output, and all but `mean` in its variance; they differ in what shares one 
 | `weight` | any | every weight, once for the batch | everything |
 | `flipout` | any | every weight, with random signs by object | each object by itself |
 | `mean` | any | nothing | – |
+| `auto` | any | weights or outputs, whichever are fewer | as the one it takes |
 """
 
 from __future__ import annotations
@@ -78,18 +79,30 @@ def mean(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = N
     return op(x, torch.zeros_like(scale) if weight_mean is None else weight_mean, bias)
 
 
+def auto(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
+    """Whichever of `weight` and `moment_matched` is cheaper for this layer and batch.
+
+    Random numbers are what costs, so: `weight` where the weights are at most a quarter as many as
+    the outputs of the batch (most convolutions), else `moment_matched`, which for normal noise is
+    `local` (most dense layers). For prediction: in training, the layers' own samplers are better.
+    """
+    draw = (
+        weight if 4 * posterior.numel() <= op.count_outputs(x, posterior.shape) else moment_matched
+    )
+    return draw(op, x, posterior, bias)
+
+
 SAMPLERS: dict[str, Sampler] = {
     "local": local,
     "moment_matched": moment_matched,
     "weight": weight,
     "flipout": flipout,
     "mean": mean,
+    "auto": auto,
 }
 
 
-def _draw_outputs(
-    op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None
-) -> Tensor:
+def _draw_outputs(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
     if fused.can_fuse(op, x):
         return fused.draw_local(op, x, posterior, bias)
     return plain_local(op, x, posterior, bias)

@@ -1,0 +1,40 @@
+"""The README says what is true: its examples run, and its numbers are those of the records."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_first_example_runs_as_printed(capsys):
+    namespace = {}
+    exec(compile(BLOCKS[0], "README.md", "exec"), namespace)
+    assert namespace["probabilities"].shape == (1000, 2)
+    correct = namespace["probabilities"].argmax(-1) == namespace["y"]
+    assert correct.float().mean() > 0.9
+    assert torch.isfinite(namespace["uncertainty"].mutual_information).all()
+    assert "accuracy 0.9" in capsys.readouterr().out
+
+
+def test_layers_of_the_second_example_can_be_built():
+    exec(compile(f"import zeromean as zm\n{BLOCKS[1]}", "README.md", "exec"), {})
+
+
+def test_demo_table_is_the_recorded_one():
+    record = json.loads((ROOT / "results" / "demo.json").read_text(encoding="utf-8"))
+    for network, row in record["accuracy"].items():
+        cells = (network, row["one sample"], row["mean propagation"], row["20 samples"])
+        assert f"| {' | '.join(cells)} |" in README
+
+
+def test_commands_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^make (\w+)|`make (\w+)`", README, flags=re.MULTILINE))
+    assert {"demo", "test"} <= {"".join(groups) for groups in targets}
+    for target in map("".join, targets):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
