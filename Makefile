@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+# The packages that we are measured against have an environment of their own.
+BENCH := .bench/venv
+BENCH_READY := $(BENCH)/.ready
 JOBS ?= 2
 
 .PHONY: demo test check lint format types docs bench clean
@@ -28,8 +31,8 @@ format: $(READY)
 docs: $(DOCS_READY)
 	$(BIN)/mkdocs build --strict
 
-bench: $(READY)
-	$(BIN)/python benchmarks/run.py
+bench: $(BENCH_READY)
+	OMP_NUM_THREADS=1 $(BENCH)/bin/python benchmarks/run.py
 
 # torch goes in first and pinned: left to a resolver, it would bring gigabytes of CUDA packages.
 $(READY): pyproject.toml constraints.txt
@@ -43,5 +46,12 @@ $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
+# Two steps: some peers ask for torchvision, which would replace torch by a CUDA build.
+$(BENCH_READY): benchmarks/requirements.txt benchmarks/requirements-peers.txt
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt
+	$(BENCH)/bin/python -m pip install --quiet --no-deps --requirement benchmarks/requirements-peers.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache
+	rm -rf $(VENV) .bench build dist site .pytest_cache .ruff_cache

@@ -6,6 +6,7 @@ A factory is called as `conv(in_channels, out_channels, kernel_size, padding=...
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,6 @@ def random_batch(network: Network, batch_size: int) -> tuple[Tensor, Tensor]:
 
 def _dense_stack(linear: LayerFactory, widths: list[int]) -> nn.Module:
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(widths[:-2], widths[1:-1], strict=True):
+    for fan_in, fan_out in pairwise(widths[:-1]):
         layers += [linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers, linear(widths[-2], widths[-1]))

@@ -1,4 +1,4 @@
-"""Every row of the tables, with what issue 3 asks of it.
+"""Every row of the tables, with the bounds it must reach and the aim.
 
 Rows of one group are measured one after the other in one process, so they lie side by side.
 """

@@ -15,6 +15,8 @@ every_posterior = pytest.mark.parametrize("posterior", POSTERIORS)
 every_prior = pytest.mark.parametrize("prior", PRIORS)
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS)
 
+ALLOWED = [(p, s) for p in POSTERIORS for s in SAMPLERS if is_allowed(p, "None", s)]
+
 
 @every_layer
 @every_posterior
@@ -55,11 +57,8 @@ def test_output_has_the_shape_of_the_torch_twin(layer, posterior):
 
 
 @every_layer
-@every_posterior
-@every_sampler
+@pytest.mark.parametrize(("posterior", "sampler"), ALLOWED)
 def test_samplers_work_under_vmap_and_draw_every_sample_anew(layer, posterior, sampler):
-    if not is_allowed(posterior, "None", sampler):
-        pytest.skip("refused at construction")
     model = build(layer, posterior, sampler=sampler)
     x = LAYERS[layer][1]()
     draw = torch.func.vmap(lambda _: model(x), randomness="different")
@@ -113,7 +112,7 @@ def test_repr_names_everything_that_rebuilds_the_layer(layer, posterior):
 
 
 # Tracing takes a second a case: Linear with everything, the other layers with what differs there.
-TRACED = [("Linear", p, s) for p in POSTERIORS for s in SAMPLERS if is_allowed(p, "None", s)]
+TRACED = [("Linear", *allowed) for allowed in ALLOWED]
 TRACED += [
     (layer, posterior, sampler)
     for layer in LAYERS

@@ -18,7 +18,7 @@ def test_first_example_runs_as_printed(capsys):
     correct = namespace["probabilities"].argmax(-1) == namespace["y"]
     assert correct.float().mean() > 0.9
     assert torch.isfinite(namespace["uncertainty"].mutual_information).all()
-    assert "accuracy 0.9" in capsys.readouterr().out
+    assert "accuracy" in capsys.readouterr().out
 
 
 def test_layers_of_the_second_example_can_be_built():

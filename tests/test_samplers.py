@@ -32,11 +32,16 @@ def exact_moments(layer, x):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("posterior", ["ZeroMean-uniform", "Multiplicative-neuron", "Additive"])
-@pytest.mark.parametrize("sampler", ["local", "weight", "moment_matched", "flipout"])
+@pytest.mark.parametrize(
+    ("posterior", "sampler"),
+    [
+        (posterior, sampler)
+        for posterior in ("ZeroMean-uniform", "Multiplicative-neuron", "Additive")
+        for sampler in ("local", "weight", "moment_matched", "flipout", "auto")
+        if is_allowed(posterior, "None", sampler)
+    ],
+)
 def test_sampler_has_the_exact_mean_and_variance(layer, posterior, sampler):
-    if not is_allowed(posterior, "None", sampler):
-        pytest.skip("refused at construction")
     model = build(layer, posterior, sampler=sampler, dtype=torch.float64)
     with torch.no_grad():
         for parameter in model.weight.parameters():  # not all alike

@@ -61,7 +61,7 @@ class _DrawLocal(torch.autograd.Function):
         ctx.op = op
         ctx.memory_format = memory_format = better_format(op, x, scale)
         inputs = arranged(x, memory_format)
-        variance = op(_squared(inputs), arranged(flushed(scale.square()), memory_format))
+        variance = op(_squared(inputs), arranged(flushed(scale).square(), memory_format))
         output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)
         output = _add_noise_(output, variance)
         if mean is None and bias is not None:
@@ -76,12 +76,12 @@ class _DrawLocal(torch.autograd.Function):
         _, needs_x, needs_mean, needs_scale, needs_bias = ctx.needs_input_grad
         if torch.is_grad_enabled():
             # Someone will differentiate the gradient, so r has to be a function of x and scale.
-            std = safe_sqrt(op(x.square(), flushed(scale.square())))
+            std = safe_sqrt(op(x.square(), flushed(scale).square()))
             positive = std > 0
             noise = (ratio * std).detach()
             ratio = torch.where(positive, noise / torch.where(positive, std, 1.0), 0.0)
         inputs, grad = arranged(x, ctx.memory_format), arranged(grad, ctx.memory_format)
-        variance = arranged(flushed(scale.square()), ctx.memory_format)
+        variance = arranged(flushed(scale).square(), ctx.memory_format)
         grad_x, grad_scale = op.pull_back(
             grad * ratio, _squared(inputs), variance, (needs_x, needs_scale)
         )
@@ -89,7 +89,7 @@ class _DrawLocal(torch.autograd.Function):
         if grad_x is not None:
             grad_x = grad_x * inputs
         if grad_scale is not None:
-            grad_scale = grad_scale * scale
+            grad_scale = grad_scale * flushed(scale)
         if mean is not None:
             weight = arranged(mean, ctx.memory_format)
             through_mean, grad_mean = op.pull_back(grad, inputs, weight, (needs_x, needs_mean))

@@ -138,8 +138,8 @@ class Linear(StochasticLayer):
 class Embedding(StochasticLayer):
     """`nn.Embedding` with a random weight; the row of `padding_idx` is zero and has no noise.
 
-    Only the rows that are looked up are computed. With `zm.weight` and `zm.flipout` a repeated
-    token repeats its noise, with `zm.local` it does not.
+    Only the rows that are looked up are computed. With `zm.weight` a repeated token repeats its
+    noise, with `zm.flipout` its magnitude, with `zm.local` neither.
     """
 
     torch_twin = nn.Embedding

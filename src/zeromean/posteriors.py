@@ -94,7 +94,7 @@ class Posterior(nn.Module):
                 `(*rows.shape, *shape[1:])`, so that an embedding does not touch its whole table.
         """
         mean, scale = self.mean_and_scale(rows)
-        return mean, flushed(self._silenced(scale, rows).square())
+        return mean, flushed(self._silenced(scale, rows)).square()
 
     def sample(self) -> Tensor:
         """Draw one weight tensor."""
@@ -304,7 +304,8 @@ class Additive(Posterior):
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # Straight from the logarithm: exp and square would be two more passes over the weights.
         variance = self._look_up(self.log_variance, rows).exp()
-        return self._look_up(self.mean, rows), flushed(self._silenced(variance, rows))
+        variance = F.threshold(variance, torch.finfo(variance.dtype).tiny, 0.0)
+        return self._look_up(self.mean, rows), self._silenced(variance, rows)
 
     def log_variance_per_weight(self) -> Tensor:
         return self.log_variance
@@ -321,10 +322,9 @@ class Additive(Posterior):
             self.mean.copy_(weight)
 
 
-def flushed(variance: Tensor) -> Tensor:
-    """A fresh variance with everything too small for a normal number at exactly zero."""
-    tiny = torch.finfo(variance.dtype).tiny
-    return F.threshold(variance, tiny, 0.0, inplace=not torch.is_grad_enabled())
+def flushed(scale: Tensor) -> Tensor:
+    """The scale, at exactly zero where its square would be too small for a normal number."""
+    return F.hardshrink(scale, math.sqrt(torch.finfo(scale.dtype).tiny))
 
 
 def _log_magnitude(weight: Tensor) -> Tensor:

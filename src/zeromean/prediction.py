@@ -5,7 +5,7 @@ Inside a prediction BatchNorm uses its running statistics and torch's Dropout mo
 
 - `num_samples`: draws of the noise.
 - `sampler`: how every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`, …);
-  "auto" lets every layer draw its weights or its outputs, whichever are fewer.
+  "auto" lets every layer draw its weights where they are far fewer than its outputs.
 - `seed`: makes the draw reproducible, for the same model, inputs and chunk size, without touching
   the global generator.
 - `chunk_size`: samples that run at once; by default chosen so that memory stays bounded.
@@ -79,7 +79,7 @@ def predict_proba(
     """
     if return_stderr:
         _require_several("return_stderr=True", num_samples)
-    running = _Running()
+    running = _Running(spread=return_stderr)
     draw_outputs(
         model,
         inputs,
@@ -133,7 +133,7 @@ def predict_moments(
         return_stderr: Return `(moments, standard errors)`, the latter in the same form.
     """
     _require_several("predict_moments", num_samples)
-    means, noises = _Running(keep=return_stderr), _Running()
+    means, noises = _Running(spread=True, keep=return_stderr), _Running(spread=return_stderr)
 
     def consume(outputs: Tensor) -> None:
         if likelihood is None:
@@ -226,9 +226,13 @@ def predictive_uncertainty(
 
 
 class _Running:
-    """Mean and variance over samples that arrive in chunks `(k, …)`, in constant memory."""
+    """Mean and, with `spread`, variance over samples that arrive in chunks `(k, …)`.
 
-    def __init__(self, keep: bool = False):
+    Memory is constant, unless the samples themselves are to be kept.
+    """
+
+    def __init__(self, *, spread: bool = False, keep: bool = False):
+        self.spread = spread
         self.count = 0
         self.mean = torch.zeros(())
         self.squares = torch.zeros(())
@@ -239,14 +243,15 @@ class _Running:
             self.chunks.append(chunk)
         # Chan et al. (1983): merge two sets by their counts, means and sums of squares.
         size, mean = len(chunk), chunk.mean(0)
-        squares = (chunk - mean).square().sum(0)
+        squares = (chunk - mean).square().sum(0) if self.spread else self.squares
         if self.count == 0:
             self.count, self.mean, self.squares = size, mean, squares
             return
         total = self.count + size
         delta = mean - self.mean
         self.mean = self.mean + delta * (size / total)
-        self.squares = self.squares + squares + delta.square() * (self.count * size / total)
+        if self.spread:
+            self.squares = self.squares + squares + delta.square() * (self.count * size / total)
         self.count = total
 
     def variance(self) -> Tensor:

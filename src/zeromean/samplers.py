@@ -10,7 +10,7 @@ each output, and all but `mean` in its variance; they differ in what shares one 
 | `weight` | any | every weight, once for the batch | everything |
 | `flipout` | any | every weight, with random signs by object | each object by itself |
 | `mean` | any | nothing | – |
-| `auto` | any | weights or outputs, whichever are fewer | as the one it takes |
+| `auto` | any | weights where they are far fewer than outputs, else outputs | as either |
 """
 
 from __future__ import annotations
