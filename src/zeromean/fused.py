@@ -93,7 +93,7 @@ class _DrawLocal(torch.autograd.Function):
         if mean is not None:
             weight = arranged(mean, ctx.memory_format)
             through_mean, grad_mean = op.pull_back(grad, inputs, weight, (needs_x, needs_mean))
-            if grad_x is not None:
+            if grad_x is not None and through_mean is not None:
                 grad_x = grad_x + through_mean
         if grad_x is not None and ctx.memory_format is not None:
             grad_x = grad_x.contiguous()
