@@ -81,7 +81,8 @@ class _DrawLocal(torch.autograd.Function):
             noise = (ratio * std).detach()
             ratio = torch.where(positive, noise / torch.where(positive, std, 1.0), 0.0)
         inputs, grad = arranged(x, ctx.memory_format), arranged(grad, ctx.memory_format)
-        variance = arranged(flushed(scale).square(), ctx.memory_format)
+        alive = flushed(scale)
+        variance = arranged(alive.square(), ctx.memory_format)
         grad_x, grad_scale = op.pull_back(
             grad * ratio, _squared(inputs), variance, (needs_x, needs_scale)
         )
@@ -89,7 +90,7 @@ class _DrawLocal(torch.autograd.Function):
         if grad_x is not None:
             grad_x = grad_x * inputs
         if grad_scale is not None:
-            grad_scale = grad_scale * flushed(scale)
+            grad_scale = grad_scale * alive
         if mean is not None:
             weight = arranged(mean, ctx.memory_format)
             through_mean, grad_mean = op.pull_back(grad, inputs, weight, (needs_x, needs_mean))
