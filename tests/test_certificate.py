@@ -218,7 +218,7 @@ def test_bound_sees_the_outputs_that_the_layer_puts_out():
             self.layer = zm.ConvTranspose2d(1, 1, 3, stride=2, posterior=noisy(4.0))
 
         def forward(self, x):
-            return self.layer(x=x, output_size=(8, 8))
+            return self.layer(input=x, output_size=(8, 8))
 
     model, x = Upsample(), torch.ones(1, 1, 3, 3)
     weight = model.layer.weight.mean.detach().double()

@@ -303,3 +303,23 @@ def test_double_backward_of_a_local_layer():
     parameters = (layer.weight.mean, layer.weight.log_variance)
     assert torch.autograd.gradcheck(forward, (x, *parameters))
     assert torch.autograd.gradgradcheck(forward, (x, *parameters))
+
+
+@every_layer
+def test_input_can_be_given_by_the_name_it_has_in_torch(layer):
+    assert build(layer, "Additive")(input=LAYERS[layer][1]()).isfinite().all()
+
+
+def test_trains_under_distributed_data_parallel(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        # Without find_unused_parameters: every parameter must take part in the loss.
+        model = nn.parallel.DistributedDataParallel(_network())
+        output = model(torch.randn(5, 1, 8, 8))
+        loss = zm.elbo_loss(output.square().mean(), zm.kl_divergence(model), num_data=100)
+        loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
+        assert not list(model.buffers())
+    finally:
+        torch.distributed.destroy_process_group()

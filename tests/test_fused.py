@@ -154,3 +154,66 @@ def test_training_keeps_little_more_than_a_deterministic_layer():
         output = model(x)
     own = x.nbytes + model.weight.scale.nbytes
     assert sum(saved.values()) <= own + output.nbytes
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, 0],  # one token of a sequence
+        lambda x: x[..., ::2][:, 0, :3].repeat_interleave(2, -1)[..., :6],
+        lambda x: x[:1].expand(4, 3, 6),
+        lambda x: x.flatten().unfold(0, 6, 1)[:7],
+        lambda x: x.transpose(0, 1),
+    ],
+)
+@pytest.mark.parametrize("posterior", ["ZeroMean", "Additive"])
+def test_inputs_may_be_views_of_any_kind(view, posterior):
+    model = zm.Linear(6, 4, posterior=POSTERIORS[posterior], dtype=torch.float64)
+    base = torch.randn(4, 3, 6, dtype=torch.float64)
+    results = []
+    for sampler in (zm.local, samplers.plain_local):
+        leaf = base.clone().requires_grad_()
+        model.zero_grad()
+        torch.manual_seed(5)
+        with zm.sampling(model, sampler):
+            output = model(view(leaf))
+        output.square().sum().backward()
+        results.append([output.detach(), leaf.grad, *(p.grad for p in model.parameters())])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+@pytest.mark.parametrize("posterior", ["ZeroMean", "Multiplicative-layer", "Additive"])
+def test_weight_and_input_may_have_different_memory_formats(posterior, monkeypatch):
+    monkeypatch.setattr(samplers, "normal", lambda like: torch.full_like(like, 0.7))
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda self: self.fill_(0.7))
+    for channels in (1, 3, 20):
+        model = zm.Conv2d(channels, 4, 3, posterior=POSTERIORS[posterior], dtype=torch.float64)
+        model = model.to(memory_format=torch.channels_last)
+        grey = torch.rand(5, 1, 8, 9, dtype=torch.float64)
+        for x in (grey.repeat(1, channels, 1, 1), grey.expand(5, channels, 8, 9)):
+            results = []
+            for sampler in (zm.local, samplers.plain_local):
+                model.zero_grad()
+                with zm.sampling(model, sampler):
+                    output = model(x)
+                output.square().sum().backward()
+                results.append([output.detach(), *(p.grad for p in model.parameters())])
+            for ours, reference in zip(*results, strict=True):
+                torch.testing.assert_close(ours, reference)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit, from inside forward_ad
+def test_forward_mode_derivatives():
+    model = zm.Linear(4, 3, dtype=torch.float64)
+    x, direction = torch.randn(2, 5, 4, dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        torch.manual_seed(1)
+        tangent = torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
+    step = 1e-6
+    torch.manual_seed(1)
+    ahead = model(x + step * direction)
+    torch.manual_seed(1)
+    behind = model(x - step * direction)
+    torch.testing.assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-5, atol=1e-8)

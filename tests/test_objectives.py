@@ -257,3 +257,53 @@ def test_construction_refuses_bad_types(make, message):
 def test_forward_refuses_a_wrong_rank_or_channel_count(layer, shape, message):
     with pytest.raises(ValueError, match=message):
         layer()(torch.randn(shape))
+
+
+@pytest.mark.parametrize("posterior", ["ZeroMean", "Multiplicative-layer", "Multiplicative-neuron"])
+@pytest.mark.parametrize("prior", ["LogUniform", "StudentT", "ARD", "Normal", "Normal-learn"])
+def test_padding_row_does_not_count_in_the_kl(posterior, prior):
+    with_padding = zm.Embedding(
+        6, 3, padding_idx=2, posterior=POSTERIORS[posterior], prior=PRIORS[prior]
+    )
+    without = zm.Embedding(5, 3, posterior=POSTERIORS[posterior], prior=PRIORS[prior])
+    with torch.no_grad():
+        for ours, theirs in zip(with_padding.parameters(), without.parameters(), strict=True):
+            theirs.copy_(ours if ours.dim() < 2 else ours[[0, 1, 3, 4, 5]])
+    torch.testing.assert_close(with_padding.kl(), without.kl())
+
+
+@pytest.mark.parametrize("posterior", ["ZeroMean", "Multiplicative-layer", "Additive"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_parameters_keep_their_noise_and_a_finite_kl(posterior, dtype):
+    layer = zm.Linear(300, 200, posterior=POSTERIORS[posterior], prior=zm.Normal(), dtype=dtype)
+    x = torch.randn(64, 300, dtype=dtype)
+    wide = zm.Linear(300, 200, posterior=POSTERIORS[posterior], prior=zm.Normal())
+    wide.load_state_dict(layer.state_dict())
+    spread = torch.stack([layer(x).float() for _ in range(20)]).std(0).mean()
+    expected = torch.stack([wide(x.float()) for _ in range(20)]).std(0).mean()
+    torch.testing.assert_close(spread, expected, rtol=0.05, atol=0)
+    assert layer.kl().isfinite()
+    torch.testing.assert_close(layer.kl(), wide.kl(), rtol=0.02, atol=0)
+
+
+def test_likelihood_refuses_outputs_without_an_output_dimension():
+    with pytest.raises(ValueError, match=r"shape \(objects, outputs\), got \(5,\); use outputs.un"):
+        zm.GaussianLikelihood().nll(torch.zeros(5), torch.zeros(5))
+
+
+def test_elbo_loss_refuses_an_unreduced_likelihood_and_a_missing_count():
+    with pytest.raises(ValueError, match=r"must be one number.*\(5,\); use nll.mean\(\)"):
+        zm.elbo_loss(torch.zeros(5), torch.zeros(()), num_data=10)
+    with pytest.raises(ValueError, match="num_data must be the number of objects"):
+        zm.elbo_loss(torch.zeros(()), torch.zeros(()), num_data=math.nan)
+
+
+@pytest.mark.parametrize("posterior", ["additive", zm.Additive((2, 2)), lambda *a, **k: None])
+def test_posterior_must_be_a_class_or_a_partial(posterior):
+    with pytest.raises(TypeError, match=r"class such as zm\.Additive, or functools\.partial"):
+        zm.Linear(2, 2, posterior=posterior)
+
+
+def test_prior_must_be_an_instance():
+    with pytest.raises(TypeError, match=r"prior must have a method kl\(posterior\)"):
+        zm.Linear(2, 2, prior=zm.LogUniform)

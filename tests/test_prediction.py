@@ -416,3 +416,109 @@ def test_replay_tells_the_size_of_the_noisy_part(x):
 
     torch.func.vmap(sample, randomness="different")(torch.empty(3))
     assert replay.largest_noisy == 5 * 3
+
+
+class Remembers(nn.Module):
+    """Holds on to its prefix, and counts in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.noisy = zm.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, value):
+        self.seen = self.seen + len(value)
+        return self.noisy(self.first(value))
+
+
+def test_nothing_of_the_replay_is_left_in_the_model(x):
+    model = Remembers()
+    zm.predict_proba(model, x, 6, chunk_size=2)
+    assert model.seen.device.type == "cpu"
+    assert model.seen > 0
+
+
+def test_hooks_see_real_activations_in_every_run(x):
+    model, seen = Remembers(), []
+    model.first.register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    zm.predict_proba(model, x, 6, chunk_size=2)
+    assert seen == [(5, 6)] * 3
+
+
+def test_lists_made_from_noise_free_tensors_are_new_in_every_run(x):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.noisy = zm.Linear(4, 2, posterior=zm.Additive)
+            self.register_buffer("numbers", torch.tensor([1.0, 2.0, 3.0]))
+
+        def forward(self, value):
+            numbers, total = self.numbers.tolist(), 0.0
+            while numbers:
+                total += numbers.pop()
+            return 0 * self.noisy(value) + total
+
+    assert (zm.sample_outputs(Model(), x, 4, chunk_size=1) == 6).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit is deprecated
+def test_scripted_parts_are_computed_in_full(x):
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)), zm.Linear(4, 2))
+    outputs = zm.sample_outputs(model, x, 6, chunk_size=2)
+    assert len({o.sum().item() for o in outputs}) == 6
+
+
+@pytest.mark.parametrize("recurrent", [nn.LSTM, nn.GRU])
+def test_dropout_inside_recurrent_layers_differs_between_samples(recurrent):
+    model = recurrent(4, 4, 2, dropout=0.5, batch_first=True)
+    outputs = zm.sample_outputs(model, torch.randn(2, 3, 4), 6, select=lambda output: output[0])
+    assert len({o.sum().item() for o in outputs}) == 6
+
+
+def test_attention_dropout_differs_between_samples():
+    attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    tokens = torch.randn(2, 5, 8)
+    inputs = (tokens, tokens, tokens)
+    outputs = zm.sample_outputs(attention, inputs, 6, select=lambda output: output[0])
+    assert len({o.sum().item() for o in outputs}) == 6
+
+
+def test_mean_sampling_around_a_prediction_keeps_dropout_off(x):
+    model = nn.Sequential(network(posterior=zm.Additive), nn.Dropout(0.5)).train()
+    with zm.sampling(model, zm.mean):
+        assert zm.sample_outputs(model, x, 5).std(0).max() == 0
+        with zm.sampling(model, zm.weight):
+            pass
+        assert zm.sample_outputs(model, x, 5).std(0).max() == 0
+    assert zm.sample_outputs(model, x, 5).std(0).max() > 0
+    assert model[1].training
+
+
+def test_half_precision_outputs_are_averaged_in_single_precision(x):
+    model = network().bfloat16()
+    probabilities = zm.predict_proba(model, x.bfloat16(), 2000, chunk_size=50, seed=0)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(5), rtol=0, atol=5e-3)
+
+
+def test_masked_classes_are_allowed(x):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.noisy = zm.Linear(4, 3)
+
+        def forward(self, value):
+            return self.noisy(value).masked_fill(torch.tensor([False, True, False]), -math.inf)
+
+    probabilities = zm.predict_proba(Masked(), x, 10)
+    assert (probabilities[:, 1] == 0).all()
+    assert zm.predictive_uncertainty(Masked(), x, 10).mutual_information.isfinite().all()
+
+
+def test_wrong_kinds_of_arguments_are_refused(x):
+    with pytest.raises(TypeError, match=r"num_samples must be an integer, got 20\.0"):
+        zm.sample_outputs(network(), x, 20.0)
+    with pytest.raises(TypeError, match=r"sampler must be a function .*, got 'gibbs'"):
+        zm.sample_outputs(nn.Linear(4, 2), x, 3, sampler="gibbs")
+    with pytest.raises(ValueError, match=r"dim=5 is not a dimension of outputs of shape \(5, 3\)"):
+        zm.predict_proba(network(), x, 3, dim=5)

@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
@@ -17,7 +15,6 @@ def test_first_example_runs_as_printed(capsys):
     assert namespace["probabilities"].shape == (1000, 2)
     correct = namespace["probabilities"].argmax(-1) == namespace["y"]
     assert correct.float().mean() > 0.9
-    assert torch.isfinite(namespace["uncertainty"].mutual_information).all()
     assert "accuracy" in capsys.readouterr().out
 
 

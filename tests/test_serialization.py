@@ -404,3 +404,11 @@ def test_other_architectures_are_refused(tmp_path):
     )
     zm.save(plain(), path)
     assert_refuses(path, "holds a model of another architecture", stochastic())
+
+
+def test_a_subclass_of_a_layer_is_refused_when_it_is_saved(tmp_path):
+    class Scaled(zm.Linear):
+        pass
+
+    with pytest.raises(ValueError, match="layer class of its own"):
+        zm.save(nn.Sequential(Scaled(3, 2)), tmp_path / "model.safetensors")

@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeromean.layers import PriorChoice, SamplerChoice, StochasticLayer, require_positive
+from zeromean.layers import (
+    PriorChoice,
+    SamplerChoice,
+    StochasticLayer,
+    build_posterior,
+    require_positive,
+)
 from zeromean.linear_maps import Convolution, LinearMap
 from zeromean.posteriors import PosteriorFactory, WeightLayout, ZeroMean
 
@@ -39,7 +45,8 @@ class _ConvNd(StochasticLayer):
         layout = WeightLayout()
         if geometry.transposed:
             layout = WeightLayout(neuron_dim=1, groups=geometry.groups)
-        distribution = posterior(geometry.weight.shape, layout=layout, device=device, dtype=dtype)
+        shape = geometry.weight.shape
+        distribution = build_posterior(posterior, shape, layout=layout, device=device, dtype=dtype)
         super().__init__(distribution, geometry.out_channels if bias else None, prior, sampler)
         self.in_channels = geometry.in_channels
         self.out_channels = geometry.out_channels
@@ -104,8 +111,8 @@ class _ConvNd(StochasticLayer):
             **options,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._draw(x, self.linear_map())
+    def forward(self, input: Tensor) -> Tensor:
+        return self._draw(input, self.linear_map())
 
     def _draw(self, x: Tensor, op: LinearMap) -> Tensor:
         y = self.sampler(op, self.prepare(x), self.weight, self.bias)
@@ -222,14 +229,18 @@ class ConvTranspose2d(_ConvNd):
         )
         super().__init__(geometry, bias, posterior, prior, sampler, device, dtype)
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         op = self.linear_map()
         if output_size is not None:
-            op = replace(op, output_padding=self._padding_for(x, output_size))
-        return self._draw(x, op)
+            op = replace(op, output_padding=self._padding_for(input, output_size))
+        return self._draw(input, op)
 
     def _padding_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
         """The output padding that gives `output_size`, of which a stride leaves several."""
+        if len(output_size) not in (2, x.dim()):
+            raise ValueError(
+                f"output_size must be (H, W) or a whole shape, got {tuple(output_size)}."
+            )
         smallest = tuple(
             (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
             for size, stride, padding, dilation, kernel in zip(

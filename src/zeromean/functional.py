@@ -22,7 +22,9 @@ def safe_sqrt(variance: Tensor) -> Tensor:
 
     Fast convolutions can return tiny negatives; sqrt would turn them into NaN.
     """
-    positive = variance > torch.finfo(variance.dtype).tiny
+    # float16 is short of range: there, denormals count too.
+    tiny = 0.0 if variance.dtype == torch.float16 else torch.finfo(variance.dtype).tiny
+    positive = variance > tiny
     # The inner `where` keeps sqrt's infinite slope at 0 out of the gradient's 0 * inf.
     return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
 

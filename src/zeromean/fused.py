@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from zeromean.functional import safe_sqrt
 from zeromean.linear_maps import Convolution, Dense, LinearMap, arranged, better_format
@@ -34,10 +35,12 @@ def can_fuse(op: LinearMap, x: Tensor) -> bool:
     """Whether autograd is recording in plain eager mode, which is what the fused version is for."""
     return (
         isinstance(op, (Dense, Convolution))
+        and x.dtype in (torch.float32, torch.float64)
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
         and not torch.is_autocast_enabled(x.device.type)
     )
 
@@ -63,6 +66,9 @@ class _DrawLocal(torch.autograd.Function):
         inputs = arranged(x, memory_format)
         variance = op(_squared(inputs), arranged(flushed(scale).square(), memory_format))
         output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)
+        if output is not None and output.stride() != variance.stride():
+            # A weight in channels_last can decide the format of one product and not of the other.
+            variance = torch.empty_like(output).copy_(variance)
         output = _add_noise_(output, variance)
         if mean is None and bias is not None:
             output.add_(op.align_bias(bias))
@@ -105,7 +111,10 @@ class _DrawLocal(torch.autograd.Function):
 def _squared(x: Tensor) -> Tensor:
     squared = x.square()
     # Element-wise operations forget the channels_last strides of tensors with one channel.
-    return squared if squared.stride() == x.stride() else squared.as_strided(x.size(), x.stride())
+    forgotten = squared.stride() != x.stride() and x.dim() == 4
+    if forgotten and x.is_contiguous(memory_format=torch.channels_last):
+        return squared.as_strided(x.size(), x.stride())
+    return squared
 
 
 def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:

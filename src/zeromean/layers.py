@@ -9,7 +9,7 @@ local reparameterization. Layers sample in train and eval mode alike; see `zm.sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -67,8 +67,8 @@ class StochasticLayer(nn.Module):
         """Check an input and bring it into the form that the linear map takes."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.sampler(self.linear_map(), self.prepare(x), self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return self.sampler(self.linear_map(), self.prepare(input), self.weight, self.bias)
 
     def plain_twin(self) -> nn.Module:
         """torch's layer of the same geometry, on the meta device."""
@@ -111,7 +111,8 @@ class Linear(StochasticLayer):
         dtype: torch.dtype | None = None,
     ):
         require_positive(in_features=in_features, out_features=out_features)
-        distribution = posterior((out_features, in_features), device=device, dtype=dtype)
+        shape = (out_features, in_features)
+        distribution = build_posterior(posterior, shape, device=device, dtype=dtype)
         super().__init__(distribution, out_features if bias else None, prior, sampler)
         self.in_features = in_features
         self.out_features = out_features
@@ -166,7 +167,7 @@ class Embedding(StochasticLayer):
             padding_idx %= num_embeddings
         layout = WeightLayout(fan_in=1, neuron_dim=1, noiseless_row=padding_idx)
         shape = (num_embeddings, embedding_dim)
-        distribution = posterior(shape, layout=layout, device=device, dtype=dtype)
+        distribution = build_posterior(posterior, shape, layout=layout, device=device, dtype=dtype)
         super().__init__(distribution, None, prior, sampler)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -213,7 +214,7 @@ def _checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
         return LogUniform() if posterior.noise is normal else None
     if prior is None:
         return None
-    if not isinstance(prior, Prior):
+    if isinstance(prior, type) or not isinstance(prior, Prior):
         raise TypeError(
             f"prior must have a method kl(posterior), got {prior!r}; use zm.LogUniform(), "
             "zm.StudentT(), zm.ARD(), zm.Normal() or None."
@@ -223,6 +224,19 @@ def _checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
             f"The KL of {prior} needs normal noise, got {_name(posterior.noise)}; use prior=None."
         )
     return prior
+
+
+def build_posterior(factory: PosteriorFactory, shape: Sequence[int], **options: Any) -> Posterior:
+    """The posterior that a factory makes for a weight of this shape."""
+    posterior = None
+    if callable(factory) and not isinstance(factory, nn.Module):
+        posterior = factory(shape, **options)
+    if not isinstance(posterior, Posterior):
+        raise TypeError(
+            "posterior must be a class such as zm.Additive, or functools.partial of one, got "
+            f"{factory!r}."
+        )
+    return posterior
 
 
 def require_positive(**sizes: int) -> None:

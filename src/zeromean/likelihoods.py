@@ -68,6 +68,11 @@ class HeteroscedasticGaussianLikelihood(nn.Module):
 
 
 def _gaussian_nll(mean: Tensor, log_variance: Tensor, targets: Tensor) -> Tensor:
+    if mean.dim() < 2:
+        raise ValueError(
+            f"Outputs must have the shape (objects, outputs), got {tuple(mean.shape)}; "
+            "use outputs.unsqueeze(-1)."
+        )
     if mean.shape != targets.shape:
         # Broadcasting (N, 1) against (N,) would silently compare every pair.
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.objectives import stochastic_layers
-from zeromean.replay import Replay, ReplayError
+from zeromean.replay import Replay
 from zeromean.samplers import Sampler, auto, local, mean, moment_matched
 from zeromean.sampling import monte_carlo_modes, sampling
 
@@ -39,10 +39,9 @@ def draw_outputs(
     chunks. A model that vmap cannot run is run in a loop. Modes, samplers and, with a seed, the
     random state are restored at the end, also after an exception.
     """
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
+    _require_count("num_samples", num_samples)
+    if chunk_size is not None:
+        _require_count("chunk_size", chunk_size)
     args, kwargs = as_arguments(inputs)
     _require_finite_inputs((*args, *kwargs.values()))
 
@@ -57,44 +56,56 @@ def draw_outputs(
         return output
 
     def finish(chunk: Tensor) -> None:
-        if not chunk.isfinite().all():
+        # −inf is a masked class; NaN and +inf are nobody's intention.
+        if chunk.isnan().any() or chunk.isposinf().any():
             raise ValueError(_blame(model))
         consume(chunk)
 
     with ExitStack() as stack:
-        stack.enter_context(monte_carlo_modes(model))
         if sampler is not None:
             stack.enter_context(sampling(model, auto if sampler == "auto" else sampler))
+        stack.enter_context(monte_carlo_modes(model))
         stack.enter_context(torch.set_grad_enabled(differentiable))
         if seed is not None:
             stack.enter_context(seeded(seed, model))
         if chunk_size is None and not _draws_outputs(model):
             chunk_size = 1  # Samples that each have weights of their own gain nothing together.
         first_size = chunk_size or _first_chunk_size((*args, *kwargs.values()))
-        chunks = _vectorized(run, num_samples, first_size, chunk_size)
+        if _must_loop(model):
+            chunks = _looped(run, num_samples)
+        else:
+            chunks = _vectorized(run, num_samples, first_size, chunk_size, _has_hooks(model))
         try:
             first = next(chunks)
         except Exception:
             # Either vmap cannot run this model or nothing can; the loop tells, in plain words.
-            chunks = (run().unsqueeze(0) for _ in range(num_samples))
+            chunks = _looped(run, num_samples)
             first = next(chunks)
         finish(first)
         for chunk in chunks:
             finish(chunk)
 
 
+def _looped(run: Callable[[], Tensor], num_samples: int) -> Iterator[Tensor]:
+    for _ in range(num_samples):
+        yield run().unsqueeze(0)
+
+
 def _vectorized(
-    run: Callable[[], Tensor], num_samples: int, first_size: int, chunk_size: int | None
+    run: Callable[[], Tensor],
+    num_samples: int,
+    first_size: int,
+    chunk_size: int | None,
+    watched: bool,
 ) -> Iterator[Tensor]:
     if first_size >= num_samples:
         yield torch.func.vmap(lambda _: run(), randomness="different")(torch.empty(num_samples))
         return
-    replay = Replay()
+    replay = Replay(keep_all=watched)
 
     def sample(_: Tensor | None = None) -> Tensor:
         with replay:
             output = run()
-        replay.keep(output)
         return output
 
     def draw(size: int) -> Tensor:
@@ -107,8 +118,11 @@ def _vectorized(
         size = min(size, remaining)
         try:
             outputs = draw(size)
-        except ReplayError:
-            # The model does something else from call to call: compute every chunk in full.
+        except Exception:
+            # The model does something else from call to call, or computes where no torch function
+            # shows it (TorchScript): compute every chunk in full.
+            if not (replay.recorded and replay.replayable):
+                raise
             replay.replayable = False
             outputs = draw(size)
         yield outputs
@@ -121,6 +135,20 @@ def _first_chunk_size(values: tuple) -> int:
     """A careful guess, until the first chunk has told how large the noisy part is."""
     elements = sum(value.numel() for value in values if isinstance(value, Tensor))
     return max(1, _ELEMENTS_AT_ONCE // (16 * max(elements, 1)))
+
+
+def _must_loop(model: nn.Module) -> bool:
+    """Whether the model has noise or code that vmap would not see."""
+    return any(
+        # The dropout between the layers of an LSTM or GRU is drawn once for all samples by vmap.
+        (isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1)
+        or type(module).__name__ == "OptimizedModule"  # torch.compile: its graph is one call
+        for module in model.modules()
+    )
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def _draws_outputs(model: nn.Module) -> bool:
@@ -142,6 +170,13 @@ def as_arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def _require_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 def _require_finite_inputs(values: tuple) -> None:

@@ -51,7 +51,12 @@ def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0)
         num_data: Objects in the whole training set: not in the batch, not batches in an epoch.
         beta: Weight of the KL term: a warm-up schedule's value, or the ⅓ of Kingma's set-up.
     """
-    if num_data <= 0:
+    if nll_mean.dim() > 0:
+        raise ValueError(
+            "nll_mean must be one number, averaged over the mini-batch, got a tensor of shape "
+            f"{tuple(nll_mean.shape)}; use nll.mean()."
+        )
+    if not 0 < num_data < math.inf:
         raise ValueError(
             f"num_data must be the number of objects in the training set, got {num_data}."
         )

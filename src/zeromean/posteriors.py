@@ -108,6 +108,13 @@ class Posterior(nn.Module):
         scale = self._silenced(self.mean_and_scale()[1])
         return scale * self.noise(scale)
 
+    def counted(self, per_weight: Tensor) -> Tensor:
+        """Of values for every weight, those of weights that are random: not the noiseless row."""
+        row = self.layout.noiseless_row
+        if row is None:
+            return per_weight
+        return torch.cat([per_weight[:row], per_weight[row + 1 :]])
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -243,8 +250,9 @@ class Multiplicative(Posterior):
 
     @property
     def weights_per_alpha(self) -> int:
-        """How many weights share one α."""
-        return self.numel() // self.log_alpha.numel()
+        """How many random weights share one α."""
+        silent = 0 if self.layout.noiseless_row is None else self.numel() // self.shape[0]
+        return (self.numel() - silent) // self.log_alpha.numel()
 
     def reset_parameters(self) -> None:
         self._initialize_like_torch_(self.mean)
@@ -304,7 +312,7 @@ class Additive(Posterior):
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # Straight from the logarithm: exp and square would be two more passes over the weights.
         variance = self._look_up(self.log_variance, rows).exp()
-        variance = F.threshold(variance, torch.finfo(variance.dtype).tiny, 0.0)
+        variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0)
         return self._look_up(self.mean, rows), self._silenced(variance, rows)
 
     def log_variance_per_weight(self) -> Tensor:
@@ -324,7 +332,12 @@ class Additive(Posterior):
 
 def flushed(scale: Tensor) -> Tensor:
     """The scale, at exactly zero where its square would be too small for a normal number."""
-    return F.hardshrink(scale, math.sqrt(torch.finfo(scale.dtype).tiny))
+    return F.hardshrink(scale, math.sqrt(smallest_normal(scale.dtype)))
+
+
+def smallest_normal(dtype: torch.dtype) -> float:
+    """Below it numbers lose digits and speed. 0 for float16, whose denormals are in daily use."""
+    return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def _log_magnitude(weight: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ Inside a prediction BatchNorm uses its running statistics and torch's Dropout mo
 - `chunk_size`: samples that run at once; by default chosen so that memory stays bounded.
 - `select`: picks the tensor from what the model puts out, where that is not a tensor.
 - `inputs`: a tensor, a tuple of positional or a mapping of keyword arguments.
+
+Noise must come from torch: a draw of Python's or numpy's generators inside the model is the same
+for all samples. Threads that predict at the same time need a copy of the model each.
 """
 
 from __future__ import annotations
@@ -239,6 +242,8 @@ class _Running:
         self.chunks: list[Tensor] | None = [] if keep else None
 
     def update(self, chunk: Tensor) -> None:
+        # Thousands of small steps in half precision would add up to an error in the first digits.
+        chunk = chunk if chunk.dtype == torch.float64 else chunk.float()
         if self.chunks is not None:
             self.chunks.append(chunk)
         # Chan et al. (1983): merge two sets by their counts, means and sums of squares.
@@ -270,7 +275,11 @@ def _sample_dim(dim: int) -> int:
 
 
 def _softmax(logits: Tensor, dim: int) -> Tensor:
-    if logits.dim() < 2 or logits.shape[_sample_dim(dim)] < 2:
+    if not -logits.dim() < dim < logits.dim() - 1:
+        raise ValueError(
+            f"dim={dim} is not a dimension of outputs of shape {tuple(logits.shape[1:])}."
+        )
+    if logits.shape[_sample_dim(dim)] < 2:
         raise ValueError(
             f"The model must put out logits with at least 2 classes in dimension {dim}, got "
             f"outputs of shape {tuple(logits.shape[1:])}; set dim=, or add the other class."

@@ -52,7 +52,9 @@ class LogUniform:
         if self.method == "approx":
             return _sum_over_alpha(functional.log_uniform_kl_approx, posterior)
         if isinstance(posterior, Additive):
-            return functional.log_uniform_kl_sum(posterior.mean, posterior.log_variance)
+            return functional.log_uniform_kl_sum(
+                _random(posterior, posterior.mean), _random(posterior, posterior.log_variance)
+            )
         return _sum_over_alpha(_exact_log_uniform_kl, posterior)
 
     def __repr__(self) -> str:
@@ -84,8 +86,7 @@ class StudentT:
     def kl(self, posterior: Posterior) -> Tensor:
         if self.method == "sample":
             return _sample(functional.student_t_kl_sample, posterior, self.df)
-        mean, _ = posterior.mean_and_scale()
-        log_variance = posterior.log_variance_per_weight()
+        mean, _, log_variance = _moments(posterior)
         return functional.student_t_kl(mean, log_variance, self.df).sum()
 
     def __repr__(self) -> str:
@@ -124,14 +125,13 @@ class Normal:
             raise ValueError(f"Normal needs a scale > 0, got {self.scale}.")
 
     def kl(self, posterior: Posterior) -> Tensor:
-        mean, deviation = posterior.mean_and_scale()
-        scale = torch.as_tensor(self.scale, dtype=posterior.dtype, device=posterior.device)
+        mean, deviation, log_variance = _moments(posterior)
+        scale = torch.as_tensor(self.scale, dtype=deviation.dtype, device=deviation.device)
         if self.learn:
             second_moment = deviation.square()
             if mean is not None:
                 second_moment = second_moment + mean.square()
-            scale = second_moment.mean().clamp_min(torch.finfo(posterior.dtype).tiny).sqrt()
-        log_variance = posterior.log_variance_per_weight()
+            scale = second_moment.mean().clamp_min(torch.finfo(scale.dtype).tiny).sqrt()
         return functional.normal_kl(mean, log_variance, scale).sum()
 
 
@@ -141,19 +141,35 @@ def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
 
 def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Tensor:
     """Sum over the weights of a KL that depends on α alone: one evaluation for every α."""
-    if isinstance(posterior, Multiplicative):
-        return kl(posterior.log_alpha).sum() * posterior.weights_per_alpha
-    return kl(posterior.log_alpha_per_weight()).sum()
+    if isinstance(posterior, Multiplicative) and posterior.share != "weight":
+        return kl(_wide(posterior.log_alpha)).sum() * posterior.weights_per_alpha
+    return kl(_random(posterior, posterior.log_alpha_per_weight())).sum()
 
 
 def _sample(kl: Callable[..., Tensor], posterior: Posterior, *arguments: float) -> Tensor:
-    mean, scale = posterior.mean_and_scale()
-    log_variance = posterior.log_variance_per_weight()
+    mean, scale, log_variance = _moments(posterior)
     return kl(mean, log_variance, *arguments, posterior.noise(scale)).sum()
 
 
+def _moments(posterior: Posterior) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Mean (None: zero), signed standard deviation and log-variance of every random weight."""
+    mean, scale = posterior.mean_and_scale()
+    log_variance = posterior.log_variance_per_weight()
+    mean = None if mean is None else _random(posterior, mean)
+    return mean, _random(posterior, scale), _random(posterior, log_variance)
+
+
+def _random(posterior: Posterior, per_weight: Tensor) -> Tensor:
+    return _wide(posterior.counted(per_weight))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Sums over many weights overflow in half precision."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
 def _zero(posterior: Posterior) -> Tensor:
-    return torch.zeros((), dtype=posterior.dtype, device=posterior.device)
+    return _wide(torch.zeros((), dtype=posterior.dtype, device=posterior.device))
 
 
 def _choice(owner: str, value: str, *choices: str) -> str:

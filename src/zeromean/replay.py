@@ -8,6 +8,7 @@ reads the others again. The record lives as long as one prediction, so nothing c
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +31,9 @@ class ReplayError(RuntimeError):
 class Replay(TorchFunctionMode):
     """Record the first run under this mode, and replay its noise-free results in the others.
 
+    Args:
+        keep_all: Keep every noise-free tensor: somebody looks at them from outside (hooks).
+
     Attributes:
         recorded: Whether the first run is over.
         replayable: False when the noise-free part writes into a tensor that noise has read before;
@@ -37,8 +41,9 @@ class Replay(TorchFunctionMode):
         largest_noisy: Elements of the largest noisy result, for one sample.
     """
 
-    def __init__(self):
+    def __init__(self, *, keep_all: bool = False):
         super().__init__()
+        self.keep_all = keep_all
         self.recorded = False
         self.replayable = True
         self.largest_noisy = 0
@@ -49,6 +54,12 @@ class Replay(TorchFunctionMode):
         self._read_by_noise: set[int] = set()
 
     def __exit__(self, *exception):
+        if not self.recorded:
+            # What somebody still holds (a buffer, a list of activations) is theirs: keep it too.
+            for index, (_, result) in enumerate(self._calls):
+                tensor = result() if isinstance(result, weakref.ref) else None
+                if tensor is not None:
+                    self._kept[index] = tensor
         self.recorded = True
         self._position = 0
         return super().__exit__(*exception)
@@ -87,9 +98,11 @@ class Replay(TorchFunctionMode):
             self._calls.append((func, _NOISY))
         elif isinstance(result, Tensor):
             self._index_of[id(result)] = len(self._calls)
+            if self.keep_all:
+                self._kept[len(self._calls)] = result
             self._calls.append((func, weakref.ref(result)))
         else:
-            self._calls.append((func, result))
+            self._calls.append((func, _fresh(result)))
         return result
 
     def _replay(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -104,7 +117,12 @@ class Replay(TorchFunctionMode):
             return func(*args, **kwargs)
         if isinstance(result, weakref.ref):
             return self._kept.get(index, _UNREAD)
-        return result
+        return _fresh(result)
+
+
+def _fresh(result: Any) -> Any:
+    """A result that the model may change: a list that it empties is full again in the next run."""
+    return copy.copy(result) if isinstance(result, (list, dict, set)) else result
 
 
 def _storage(tensor: Tensor) -> int:

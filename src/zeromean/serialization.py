@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.convert import plain_layer, replace_modules_, stochastic_twin
-from zeromean.layers import StochasticLayer
+from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.noise import NOISES
 from zeromean.objectives import stochastic_layers
 from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFactory, ZeroMean
@@ -30,6 +31,9 @@ from zeromean.samplers import SAMPLERS
 FORMAT_VERSION = 1
 
 _HEADER = "zeromean"
+_LAYERS = {
+    cls.__name__: cls for cls in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
+}
 _POSTERIORS = {cls.__name__: cls for cls in (ZeroMean, Multiplicative, Additive)}
 _PRIORS = {cls.__name__: cls for cls in (LogUniform, StudentT, ARD, Normal)}
 
@@ -115,7 +119,7 @@ def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
     for name, layer in stochastic_layers(model).items():
         posterior = layer.weight
         layers[name] = {
-            "layer": type(layer).__name__,
+            "layer": _name_of(type(layer), _LAYERS, "layer class", name),
             "posterior": _name_of(type(posterior), _POSTERIORS, "posterior", name),
             "noise": _name_of(posterior.noise, NOISES, "noise", name),
             "prior": _describe_prior(layer.prior, name),
