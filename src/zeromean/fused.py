@@ -24,7 +24,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from zeromean.functional import safe_sqrt
-from zeromean.linear_maps import Convolution, Dense, LinearMap, arranged, better_format
+from zeromean.linear_maps import (
+    Convolution,
+    Dense,
+    LinearMap,
+    arranged,
+    better_format,
+    squared,
+)
 from zeromean.posteriors import Posterior, flushed
 
 # Chunks of three tensors fit a core's second-level cache.
@@ -64,7 +71,7 @@ class _DrawLocal(torch.autograd.Function):
         ctx.op = op
         ctx.memory_format = memory_format = better_format(op, x, scale)
         inputs = arranged(x, memory_format)
-        variance = op(_squared(inputs), arranged(flushed(scale).square(), memory_format))
+        variance = op(squared(inputs), arranged(flushed(scale).square(), memory_format))
         output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)
         if output is not None and output.stride() != variance.stride():
             # A weight in channels_last can decide the format of one product and not of the other.
@@ -90,7 +97,7 @@ class _DrawLocal(torch.autograd.Function):
         alive = flushed(scale)
         variance = arranged(alive.square(), ctx.memory_format)
         grad_x, grad_scale = op.pull_back(
-            grad * ratio, _squared(inputs), variance, (needs_x, needs_scale)
+            grad * ratio, squared(inputs), variance, (needs_x, needs_scale)
         )
         grad_mean = None
         if grad_x is not None:
@@ -106,15 +113,6 @@ class _DrawLocal(torch.autograd.Function):
             grad_x = grad_x.contiguous()
         grad_bias = op.sum_to_bias(grad) if needs_bias else None
         return None, grad_x, grad_mean, grad_scale, grad_bias
-
-
-def _squared(x: Tensor) -> Tensor:
-    squared = x.square()
-    # Element-wise operations forget the channels_last strides of tensors with one channel.
-    forgotten = squared.stride() != x.stride() and x.dim() == 4
-    if forgotten and x.is_contiguous(memory_format=torch.channels_last):
-        return squared.as_strided(x.size(), x.stride())
-    return squared
 
 
 def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:

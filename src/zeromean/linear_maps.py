@@ -44,7 +44,7 @@ class LinearMap(ABC):
     ) -> tuple[Tensor | None, Tensor]:
         """Mean (None: exactly zero) and variance of each output for a random weight."""
         mean, variance = posterior.moments()
-        output_variance = self(x.square(), variance)
+        output_variance = self(squared(x), variance)
         if mean is not None:
             return self(x, mean, bias), output_variance
         return None if bias is None else self.align_bias(bias), output_variance
@@ -177,6 +177,20 @@ def _first_position(x: Tensor) -> Tensor:
     for dim in range(2, x.dim()):
         x = x.narrow(dim, 0, 1)
     return x
+
+
+def squared(x: Tensor) -> Tensor:
+    """x², in the memory format of x.
+
+    Element-wise operations forget the channels_last strides of images with one channel, and the
+    convolution that follows would be a slow contiguous one.
+    """
+    square = x.square()
+    if x.dim() == 4 and x.shape[1] == 1 and not torch.compiler.is_compiling():
+        strides = (x.shape[2] * x.shape[3], 1, x.shape[3], 1)  # channels_last, and dense
+        if x.stride() == strides != square.stride():
+            return square.as_strided(x.size(), strides)
+    return square
 
 
 def better_format(op: LinearMap, x: Tensor, weight: Tensor) -> torch.memory_format | None:

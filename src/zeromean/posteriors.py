@@ -312,7 +312,8 @@ class Additive(Posterior):
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # Straight from the logarithm: exp and square would be two more passes over the weights.
         variance = self._look_up(self.log_variance, rows).exp()
-        variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0)
+        in_place = not torch.is_grad_enabled()
+        variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0, inplace=in_place)
         return self._look_up(self.mean, rows), self._silenced(variance, rows)
 
     def log_variance_per_weight(self) -> Tensor:
