@@ -1,0 +1,87 @@
+"""The mini-batches of an epoch, in an order that depends on nothing but the seed and the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zeromean.data.image_set import ImageSet
+
+
+class Augmentation(Protocol):
+    """What `Batches` asks of an augmentation; `crop_and_flip` is one."""
+
+    def __call__(self, images: Tensor, /, *, generator: torch.Generator) -> Tensor: ...
+
+
+class Batches:
+    """An epoch's mini-batches `(images, labels)`, indexed out of the tensors, without workers.
+
+    Order and augmentation are pure functions of `(seed, epoch)`, so that a resumed run sees what
+    an uninterrupted one sees; torch's global generator is not touched. Every iteration gives the
+    epoch of the last `set_epoch`, at first epoch 0.
+
+    Args:
+        data: The set.
+        batch_size: Images a batch; the last batch has what is left.
+        seed: Seed of the order and of the augmentation.
+        shuffle: False for the order of the set.
+        drop_last: Leave out a last batch that is not full.
+        augment: Called as `augment(images, generator=...)` on every batch.
+    """
+
+    def __init__(
+        self,
+        data: ImageSet,
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        augment: Augmentation | None = None,
+    ):
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, got {seed}.")
+        self.data = data
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.augment = augment
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives."""
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative, got {epoch}.")
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.data), self.batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, images, labels = self.epoch, self.data.images, self.data.labels
+        # The order is stream 0 of an epoch, the augmentation of its first batch stream 1.
+        order = torch.arange(len(self.data))
+        if self.shuffle:
+            order = torch.randperm(len(order), generator=_generator(self.seed, epoch, 0))
+        order = order.to(labels.device)
+        for batch in range(len(self)):
+            index = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            chosen = images.index_select(0, index)
+            if self.augment is not None:
+                chosen = self.augment(chosen, generator=_generator(self.seed, epoch, batch + 1))
+            yield chosen, labels.index_select(0, index)
+
+
+def _generator(seed: int, epoch: int, stream: int) -> torch.Generator:
+    # SeedSequence mixes: neighbouring seeds and epochs do not give related generators.
+    state = np.random.SeedSequence((seed, epoch, stream)).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]))

@@ -1,0 +1,114 @@
+"""Bringing missing files into the data folder: out of the network, or out of an archive there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from zeromean.data.catalogue import DataFile, Download
+from zeromean.data.files import read_checked
+
+RETRIES = 2
+TIMEOUT_SECONDS = (10, 60)  # to connect, and between two pieces
+
+
+def provide(files: Iterable[DataFile], folder: Path) -> None:
+    """Bring those of the files that are missing.
+
+    Whatever lies in the folder already stays as it is. An archive that somebody put there is
+    unpacked and kept, one that is downloaded is unpacked and deleted.
+
+    Raises:
+        OSError, ImportError: Where nothing can be downloaded.
+        ValueError: Where an archive is damaged.
+    """
+    missing: dict[Download, list[DataFile]] = {}
+    for file in absent(files, folder):
+        missing.setdefault(file.source, []).append(file)
+    for source, wanted in missing.items():
+        target = folder / source.path
+        provided = os.path.exists(target)
+        if not provided:
+            download_file(source, target)
+        archived = [file for file in wanted if file.in_archive]
+        if archived:
+            _unpack(archived, target, folder)
+            if not provided:
+                target.unlink(missing_ok=True)
+
+
+def absent(files: Iterable[DataFile], folder: Path) -> list[DataFile]:
+    """Those of the files that are not there, or lie where one may not look."""
+    return [file for file in files if not os.path.exists(folder / file.path)]
+
+
+def download_file(source: Download, target: Path) -> None:
+    """Download with retries and a progress bar from the first mirror that has the right file."""
+    try:
+        import pooch
+        import requests  # pooch brings it
+    except ImportError as error:
+        raise ImportError(
+            "downloading needs pooch; run: pip install 'zeromean[experiments]'"
+        ) from error
+    reasons = []
+    for url in source.urls:
+        fetcher = pooch.create(
+            path=target.parent,
+            base_url="",
+            registry={target.name: f"md5:{source.md5}"},
+            urls={target.name: url},
+            retry_if_failed=RETRIES,
+        )
+        # Any: pooch's own downloader does not fit the type that it declares for one.
+        downloader: Any = pooch.HTTPDownloader(
+            progressbar=find_spec("tqdm") is not None, timeout=TIMEOUT_SECONDS, chunk_size=1 << 16
+        )
+        try:
+            fetcher.fetch(target.name, downloader=downloader)
+            return
+        except (requests.ConnectionError, requests.Timeout):
+            reasons.append(f"no connection to {url}")
+        except (OSError, ValueError) as error:  # not there, no room for it, or not the right file
+            reasons.append(f"{url}: {error}")
+    raise ConnectionError("; ".join(reasons))
+
+
+def _unpack(files: list[DataFile], archive: Path, folder: Path) -> None:
+    """Write members of a tar archive to their places, each once its contents are checked."""
+    try:
+        with tarfile.open(archive) as members:
+            for file in files:
+                _unpack_member(file, members, folder)
+    except (tarfile.TarError, EOFError, zlib.error, KeyError, ValueError) as error:
+        reason = str(error).strip("'\"")
+        raise ValueError(
+            f"{archive} is damaged: {reason}; delete it, or put the official file in its place."
+        ) from error
+
+
+def _unpack_member(file: DataFile, members: tarfile.TarFile, folder: Path) -> None:
+    member = members.extractfile(file.path)
+    if member is None:
+        raise ValueError(f"{file.path} in it is not a file")
+    target = folder / file.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Under another name until it is whole: a run that is killed leaves no half of a file.
+    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part", delete=False) as part:
+        try:
+            shutil.copyfileobj(member, part)
+            part.close()
+            read_checked(file, Path(part.name))
+            os.chmod(part.name, 0o644)
+            os.replace(part.name, target)
+        except BaseException:
+            part.close()
+            Path(part.name).unlink(missing_ok=True)
+            raise
