@@ -1,0 +1,268 @@
+"""The records of experiments, read from JSON and checked: a fault names the file and the key."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+DIRECTIONS = ("at least", "at most", "equal")
+KINDS = ("line", "bar", "scatter", "histogram")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A number of a paper, and how far ours may be from it."""
+
+    metric: str
+    label: str
+    paper: float
+    tolerance: float
+    direction: str
+    """One of DIRECTIONS."""
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One seed of one configuration."""
+
+    config: dict[str, Any]
+    """Without the seed."""
+    seed: int
+    metrics: dict[str, Any]
+    seconds: float
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One series of a figure; a histogram without `y` holds the values to count in `x`."""
+
+    name: str
+    kind: str
+    """One of KINDS."""
+    x: list[float | str | None]
+    y: list[float | None]
+    error: list[float | None]
+    """Empty, or as long as y."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Axes and what is drawn on them."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x_log: bool
+    y_log: bool
+    traces: list[Trace]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """All that is known of one experiment."""
+
+    name: str
+    title: str
+    source: str
+    command: str
+    runs: list[Run]
+    claims: list[Claim]
+    figures: list[Figure]
+    notes: str
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """The record of every `*.json` file in a folder, by name."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder of records (one JSON file an experiment).")
+    records: dict[str, Record] = {}
+    for path in sorted(folder.glob("*.json")):
+        if path.name.startswith("."):  # a temporary file of whoever writes records
+            continue
+        record = read_record(path)
+        if record.name in records:
+            raise ValueError(f"{path}: name {record.name!r} is that of another record, too.")
+        records[record.name] = record
+    return records
+
+
+def read_record(path: Path) -> Record:
+    """The record in one file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    return _record(_Value(content, path, ""))
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A JSON value that knows where it stands."""
+
+    content: Any
+    path: Path
+    trail: str
+
+    def fail(self, problem: str) -> NoReturn:
+        raise ValueError(f"{self.path}: {self.trail or 'the record'} {problem}")
+
+    def _expect(self, kind: type | tuple[type, ...], wanted: str) -> Any:
+        # JSON's true is not a number, though Python's True is.
+        is_number = kind in (int, (int, float))
+        if not isinstance(self.content, kind) or (is_number and isinstance(self.content, bool)):
+            self.fail(f"must be {wanted}, got {_shorten(self.content)}.")
+        return self.content
+
+    def __getitem__(self, key: str) -> _Value:
+        value = self.get(key)
+        if value is None:
+            raise ValueError(f"{self.path}: {self._name(key)} is missing.")
+        return value
+
+    def get(self, key: str) -> _Value | None:
+        content = self.object()
+        return _Value(content[key], self.path, self._name(key)) if key in content else None
+
+    def __iter__(self) -> Iterator[_Value]:
+        for index, item in enumerate(self._expect(list, "a list")):
+            yield _Value(item, self.path, f"{self.trail}[{index}]")
+
+    def _name(self, key: str) -> str:
+        return f"{self.trail}.{key}" if self.trail else key
+
+    def object(self) -> dict[str, Any]:
+        return self._expect(dict, "an object")
+
+    def text(self) -> str:
+        return self._expect(str, "text")
+
+    def flag(self) -> bool:
+        return self._expect(bool, "true or false")
+
+    def integer(self) -> int:
+        return self._expect(int, "a whole number")
+
+    def number(self) -> float:
+        number = self._expect((int, float), "a number")
+        return number if math.isfinite(number) else self.fail(f"must be finite, got {number}.")
+
+    def choice(self, choices: tuple[str, ...]) -> str:
+        if self.content not in choices:
+            self.fail(f"must be one of {', '.join(choices)}, got {_shorten(self.content)}.")
+        return self.content
+
+    def numbers(self) -> list[float | None]:
+        """A list of numbers; null, NaN and the infinities are gaps."""
+        return [
+            None if _is_gap(item.content) else item._expect((int, float), "a number or null")
+            for item in self
+        ]
+
+    def positions(self) -> list[float | str | None]:
+        """A list of numbers or names of categories."""
+        return [
+            None if _is_gap(item.content) else item._expect((int, float, str), "a number or text")
+            for item in self
+        ]
+
+
+def _record(value: _Value) -> Record:
+    notes = value.get("notes")
+    record = Record(
+        name=value["name"].text(),
+        title=value["title"].text(),
+        source=value["source"].text(),
+        command=value["command"].text(),
+        runs=[_run(item) for item in value["runs"]],
+        claims=[_claim(item) for item in value["claims"]],
+        figures=[_figure(item) for item in value["figures"]],
+        notes=notes.text() if notes else "",
+    )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", record.name):
+        value["name"].fail(f"must be letters, digits, '-', '_' and '.', got {record.name!r}.")
+    seen: set[str] = set()
+    for run, item in zip(record.runs, value["runs"], strict=True):
+        # The same seed twice is one measurement, and would make the standard error too small.
+        identity = json.dumps([run.config, run.seed], sort_keys=True)
+        if identity in seen:
+            item["seed"].fail(f"is {run.seed} for the second time with the same config.")
+        seen.add(identity)
+    for claim, item in zip(record.claims, value["claims"], strict=True):
+        if record.runs and not any(claim.metric in run.metrics for run in record.runs):
+            item["metric"].fail(f"names {claim.metric!r}, which no run has in its metrics.")
+        for run, place in zip(record.runs, value["runs"], strict=True):
+            measured = place["metrics"].get(claim.metric)
+            if measured and not isinstance(run.metrics[claim.metric], int | float):
+                measured.fail("must be a number: there is a claim about it.")
+    return record
+
+
+def _run(value: _Value) -> Run:
+    config = value["config"].object()
+    seconds = value["seconds"].number()
+    return Run(
+        config={key: setting for key, setting in config.items() if key != "seed"},
+        seed=value["seed"].integer(),
+        metrics=value["metrics"].object(),
+        seconds=seconds,
+        environment=value["environment"].object(),
+    )
+
+
+def _claim(value: _Value) -> Claim:
+    unit = value.get("unit")
+    tolerance = value["tolerance"].number()
+    if tolerance < 0:
+        value["tolerance"].fail(f"must be at least 0, got {tolerance}.")
+    return Claim(
+        metric=value["metric"].text(),
+        label=value["label"].text(),
+        paper=value["paper"].number(),
+        tolerance=tolerance,
+        direction=value["direction"].choice(DIRECTIONS),
+        unit=unit.text() if unit else "",
+        source=value["source"].text(),
+    )
+
+
+def _figure(value: _Value) -> Figure:
+    x_log, y_log = value.get("x_log"), value.get("y_log")
+    return Figure(
+        title=value["title"].text(),
+        x_label=value["x_label"].text(),
+        y_label=value["y_label"].text(),
+        x_log=x_log.flag() if x_log else False,
+        y_log=y_log.flag() if y_log else False,
+        traces=[_trace(item) for item in value["traces"]],
+    )
+
+
+def _trace(value: _Value) -> Trace:
+    kind = value["kind"].choice(KINDS)
+    x = value["x"].positions()
+    y = value.get("y") if kind == "histogram" else value["y"]
+    heights = y.numbers() if y else []
+    if y and (heights or kind != "histogram") and len(heights) != len(x):
+        y.fail(f"has {len(heights)} numbers, but x has {len(x)}.")
+    error = value.get("error")
+    errors = error.numbers() if error else []
+    if error and errors and len(errors) != len(heights):
+        error.fail(f"has {len(errors)} numbers, but y has {len(heights)}.")
+    return Trace(name=value["name"].text(), kind=kind, x=x, y=heights, error=errors)
+
+
+def _is_gap(content: Any) -> bool:
+    return content is None or (isinstance(content, float) and not math.isfinite(content))
+
+
+def _shorten(content: Any) -> str:
+    text = json.dumps(content, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
