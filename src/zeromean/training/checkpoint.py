@@ -1,0 +1,176 @@
+"""Checkpoints on disk: the last two, each whole or not there, without pickled classes."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT_VERSION = 1
+
+_log = logging.getLogger("zeromean.training")
+
+
+class CheckpointFolder:
+    """Where a run keeps its last two checkpoints and `metrics.jsonl`.
+
+    A checkpoint carries the metrics of all its epochs, so `metrics.jsonl` is only a copy to read:
+    after an interruption it is written again from the checkpoint and cannot disagree with it.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.latest = folder / "checkpoint.ckpt"
+        self.previous = folder / "checkpoint.previous.ckpt"
+        self.metrics = folder / "metrics.jsonl"
+
+    def create(self) -> None:
+        """Make the folder, or say why it cannot be one."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = "it is a file" if self.folder.is_file() else error.strerror
+            raise type(error)(
+                error.errno, f"There cannot be a folder {self.folder}: {reason}; choose another"
+            ) from error
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint; whatever happens meanwhile, the last one stays readable."""
+        content = io.BytesIO()
+        torch.save({"format_version": FORMAT_VERSION, **state}, content)
+        try:
+            replace_file(self.latest, content.getbuffer(), keep_as=self.previous)
+        except OSError as error:
+            kept = next((p for p in (self.latest, self.previous) if p.exists()), None)
+            raise OSError(
+                error.errno,
+                f"Epoch {state['epoch']} could not be saved ({error.strerror or error}); "
+                + (f"{kept.name} is intact, run again to resume" if kept else "nothing is saved"),
+                str(self.latest),
+            ) from error
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with self.metrics.open("a") as file:
+            file.write(_line(row))
+
+    def write_metrics(self, history: list[dict[str, Any]]) -> None:
+        content = "".join(map(_line, history)).encode()
+        if not self.metrics.exists() or self.metrics.read_bytes() != content:
+            replace_file(self.metrics, content)
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint, None where there is no run.
+
+        Where the last one is damaged and the one before is not, it is set aside and the log says
+        so; where there is none to go back to, that is an error and nothing is touched.
+        """
+        damage: Exception | None = None
+        for path in (self.latest, self.previous):
+            if not path.exists():
+                continue
+            try:
+                state = _read(path)
+            except _DamagedError as error:
+                damage = damage or error
+                continue
+            if damage is not None:
+                _log.warning("%s Going back to epoch %d, in %s.", damage, state["epoch"], path.name)
+                os.replace(self.latest, self.folder / "checkpoint.damaged.ckpt")
+            if path is self.previous:
+                # Else the next save would push the only good one out.
+                os.replace(path, self.latest)
+            return state
+        if damage is not None:
+            raise ValueError(
+                f"{damage} There is no sound one before it; delete the folder to train again."
+            ) from damage
+        if self.metrics.exists():
+            raise ValueError(
+                f"{self.folder} has a metrics.jsonl but no checkpoint, so it is not a run that can "
+                "be resumed; choose another folder, or delete it."
+            )
+        return None
+
+
+def require_same_run(found: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
+    """Refuse to resume a run of another configuration, model or data set."""
+    found, wanted = _flat(found), _flat(wanted)
+    differences = [
+        f"{name} is {_short(found.get(name))} there and {_short(wanted.get(name))} here"
+        for name in {**wanted, **found}
+        if found.get(name) != wanted.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{folder} holds a run of another configuration: {'; '.join(differences)}. "
+            "Choose another folder, or delete it."
+        )
+
+
+def replace_file(path: Path, content: Any, *, keep_as: Path | None = None) -> None:
+    """Give a file new content, all of it or none; its old content can be kept under a name."""
+    # One fixed name: what a killed run leaves behind is overwritten by the next.
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        write_bytes(temporary, content)
+        if keep_as is not None and path.exists():
+            os.replace(path, keep_as)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # The new name itself has to reach the disk.
+        finally:
+            os.close(folder)
+
+
+def write_bytes(path: Path, content: Any) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _DamagedError(Exception):
+    """A checkpoint that cannot be read."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+        state = torch.load(io.BytesIO(content), weights_only=True)
+        version = state["format_version"]
+    except OSError:
+        raise  # It may be whole, and another time readable.
+    except Exception as error:  # torch raises a dozen kinds here, depending on where it is cut.
+        raise _DamagedError(f"{path} is cut short or damaged.") from error
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {version}, but this zeromean reads version "
+            f"{FORMAT_VERSION}; resume it with the zeromean that wrote it."
+        )
+    return state
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def _flat(nested: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else "another one"

@@ -1,0 +1,72 @@
+"""The settings of a training run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zeromean.objectives import linear_warmup
+
+DECAYS = ("linear", "constant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Everything that decides how a model is trained, apart from the model and the data."""
+
+    epochs: int
+    """Passes over the training set."""
+    batch_size: int = 200
+    """Objects in a mini-batch."""
+    lr: float = 1e-3
+    """Adam's learning rate at the first step."""
+    log_alpha_lr: float | None = None
+    """The same for log α and log-variances; by default `lr`."""
+    weight_decay: float = 0.0
+    """L2 penalty on deterministic weights and posterior means."""
+    kl_warmup_epochs: int = 0
+    """Epochs over which the weight of the KL term rises linearly from 0 to `beta`."""
+    beta: float = 1.0
+    """Weight of the KL term after the warm-up."""
+    clip_log_alpha: tuple[float, float] | None = None
+    """Bounds into which log α is projected after every step."""
+    adam_eps: float | None = None
+    """Adam's epsilon; by default 1e-8 over the size of the training set.
+
+    The loss is divided by that size, so late gradients would drown in 1e-8.
+    """
+    decay: str = "linear"
+    """What the learning rates do over the run: "linear" (to 0) or "constant"."""
+    seed: int = 0
+    """Seed of the batches' order and of all noise."""
+
+    def __post_init__(self):
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("kl_warmup_epochs", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        for name in ("lr", "log_alpha_lr", "adam_eps"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {value}.")
+        for name in ("weight_decay", "beta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if self.clip_log_alpha is not None and not self.clip_log_alpha[0] <= self.clip_log_alpha[1]:
+            raise ValueError(f"clip_log_alpha must be (low, high), got {self.clip_log_alpha}.")
+        if self.decay not in DECAYS:
+            raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {self.decay!r}.")
+
+    def lr_factor(self, step: int, steps_per_epoch: int) -> float:
+        """What the learning rates are multiplied with at a step, counted from 0."""
+        if self.decay == "constant":
+            return 1.0
+        return max(0.0, 1 - step / (self.epochs * steps_per_epoch))
+
+    def kl_weight(self, step: int, steps_per_epoch: int) -> float:
+        """The weight of the KL term at a step, counted from 0."""
+        if self.kl_warmup_epochs == 0:
+            return self.beta
+        return linear_warmup(self.kl_warmup_epochs * steps_per_epoch, end=self.beta)(step)

@@ -1,0 +1,125 @@
+"""The evidence lower bound as a Lightning module."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zeromean.objectives import clip_log_alpha_, elbo_loss, kl_divergence, parameter_groups
+from zeromean.training.config import TrainingConfig
+from zeromean.training.layer_monitor import why_not_finite
+
+
+class Likelihood(Protocol):
+    """What the data term needs: see `zeromean.likelihoods`."""
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+
+
+class ElboModule(pl.LightningModule):
+    """Minimises nll + beta · KL / num_data with Adam; usable with any Lightning Trainer.
+
+    `averages` holds the loss and the data term of the epoch so far. What `fit` records besides is
+    the work of its callback.
+
+    Args:
+        model: Maps inputs to logits, or to what the likelihood asks for.
+        num_data: Objects in the whole training set.
+        steps_per_epoch: Mini-batches in an epoch.
+        likelihood: The data term, whose parameters are trained too. Default: cross-entropy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        num_data: int,
+        steps_per_epoch: int,
+        likelihood: Likelihood | None = None,
+    ):
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.num_data = num_data
+        self.steps_per_epoch = steps_per_epoch
+        self.likelihood = likelihood
+        self.averages = EpochAverages()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs)
+
+    def configure_optimizers(self) -> Any:
+        config = self.config
+        groups = parameter_groups(
+            self, lr=config.lr, log_alpha_lr=config.log_alpha_lr, weight_decay=config.weight_decay
+        )
+        eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
+        optimizer = torch.optim.Adam(groups, eps=eps, fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: config.lr_factor(step, self.steps_per_epoch)
+        )
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def on_train_epoch_start(self) -> None:
+        self.averages = EpochAverages()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        step = self.current_epoch * self.steps_per_epoch + batch_idx
+        beta = self.config.kl_weight(step, self.steps_per_epoch)
+        noise = torch.get_rng_state()
+
+        def loss_and_nll() -> tuple[Tensor, Tensor]:
+            nll = self._nll(self.model(inputs), targets)
+            kl = kl_divergence(self.model)
+            return elbo_loss(nll, kl, num_data=self.num_data, beta=beta), nll
+
+        loss, nll = loss_and_nll()
+        value = loss.item()
+        if not math.isfinite(value):
+            torch.set_rng_state(noise)
+            reason = why_not_finite(self.model, inputs, loss_and_nll)
+            raise ValueError(
+                f"The loss became {value} in epoch {self.current_epoch + 1} at step "
+                f"{batch_idx + 1}: {reason}."
+            )
+        self.averages.add(nll.item(), value, len(targets), beta)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.config.clip_log_alpha is not None:
+            low, high = self.config.clip_log_alpha
+            clip_log_alpha_(self.model, low=low, high=high)
+
+    def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.likelihood is None:
+            return F.cross_entropy(outputs, targets)
+        return self.likelihood.nll(outputs, targets)
+
+
+class EpochAverages:
+    """Averages over the objects that an epoch has seen so far."""
+
+    def __init__(self):
+        self.num_objects = 0
+        self.nll_sum = self.loss_sum = self.beta = 0.0
+
+    def add(self, nll: float, loss: float, num_objects: int, beta: float) -> None:
+        self.nll_sum += nll * num_objects
+        self.loss_sum += loss * num_objects
+        self.num_objects += num_objects
+        self.beta = beta
+
+    @property
+    def nll(self) -> float:
+        return self.nll_sum / max(self.num_objects, 1)
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / max(self.num_objects, 1)

@@ -1,0 +1,223 @@
+"""Training a model in a folder, and resuming there as if nothing had happened."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import signal
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from zeromean.training.checkpoint import CheckpointFolder, require_same_run
+from zeromean.training.config import TrainingConfig
+from zeromean.training.randomness import derived_seed, isolated
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from zeromean.data import Batches, ImageSet
+    from zeromean.training.recorder import Recorder
+
+_log = logging.getLogger("zeromean.training")
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run leaves behind."""
+
+    model: nn.Module
+    """The model that was given, trained in place."""
+    history: list[dict[str, Any]]
+    """The rows of `metrics.jsonl`, one for each epoch."""
+    folder: Path
+    resumed_from: int
+    """Epochs that were already done when the run started; 0 for a fresh one."""
+
+
+def fit(
+    model: nn.Module,
+    train: ImageSet,
+    config: TrainingConfig,
+    *,
+    folder: Path | str,
+    test: ImageSet | None = None,
+    callbacks: Sequence[pl.Callback] = (),
+    progress: bool = True,
+    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
+    augment: Callable[..., Tensor] | None = None,
+) -> FitResult:
+    """Train a classifier on the CPU, in place; resumes by itself.
+
+    The folder gets `checkpoint.ckpt` after every epoch (and the one before as
+    `checkpoint.previous.ckpt`), `metrics.jsonl` with one line for each epoch, and `logs/` for
+    spreadsheets and TensorBoard. Called again with the same arguments after a crash, it goes on
+    after the last complete epoch and ends with the same weights, bit for bit, as if there had been
+    none; after the last epoch it only loads. The global random generators are left alone.
+
+    Args:
+        folder: Folder of this run only; one that holds another run is refused.
+        test: Adds `test_accuracy` (%) and `test_nll`, each for one draw of the noise.
+        callbacks: Lightning callbacks. They are not part of the checkpoint.
+        progress: Show a progress bar where the output is a terminal.
+        on_epoch: Called as `on_epoch(epoch, model)` after every epoch, counted from 1; returns
+            more metrics. The noise that it draws does not change the training.
+        augment: Passed on to `zeromean.data.Batches`.
+    """
+    require_lightning()
+    from zeromean.data import Batches
+    from zeromean.training.module import ElboModule
+    from zeromean.training.recorder import Recorder
+
+    if len(train) == 0:
+        raise ValueError("The training set is empty.")
+    files = CheckpointFolder(Path(folder))
+    files.create()
+    description = _describe(model, train, config, augment)
+    state = files.load()
+    model.train()
+    done = 0
+    if state is not None:
+        require_same_run(state["description"], description, files.folder)
+        model.load_state_dict(state["model"])
+        files.write_metrics(state["history"])
+        done = state["epoch"]
+        if done >= config.epochs:
+            return FitResult(model, state["history"], files.folder, done)
+        _log.info("Resuming %s after epoch %d of %d.", files.folder, done, config.epochs)
+
+    batches = Batches(train, config.batch_size, seed=config.seed, augment=augment)
+    module = ElboModule(model, config, num_data=len(train), steps_per_epoch=len(batches))
+    recorder = Recorder(files, description, state, test=test, on_epoch=on_epoch)
+    with isolated(derived_seed(config.seed, 0)), _quiet_lightning():
+        # Last, so that what other callbacks do at the end of an epoch is saved with it.
+        trainer = _trainer(module, [*callbacks, recorder], files.folder, progress)
+        counters: Any = trainer.fit_loop.epoch_progress.current
+        counters.ready = counters.started = counters.processed = counters.completed = done
+        _run(trainer, module, _loader(_OrderedByEpoch(batches, module)), recorder)
+    return FitResult(model, recorder.history, files.folder, done)
+
+
+def require_lightning() -> None:
+    """Say what to install where Lightning is missing."""
+    missing = [name for name in ("lightning", "tensorboard") if find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"Training needs {' and '.join(missing)}; run: pip install 'zeromean[experiments]'"
+        )
+
+
+class _OrderedByEpoch:
+    """The batches in the order of the epoch that Lightning is in, whenever it asks."""
+
+    def __init__(self, batches: Batches, module: pl.LightningModule):
+        self.batches = batches
+        self.module = module
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.batches.set_epoch(self.module.current_epoch)
+        yield from self.batches
+
+
+def _trainer(
+    module: Any, callbacks: list[pl.Callback | Recorder], folder: Path, progress: bool
+) -> pl.Trainer:
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+    from zeromean.training.recorder import ProgressBar
+
+    for name in ("csv", "tensorboard"):
+        # The recorder writes the epochs of a resumed run again; old files would repeat them.
+        shutil.rmtree(folder / "logs" / name, ignore_errors=True)
+    show_progress = progress and sys.stdout.isatty()
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=module.config.epochs,
+        callbacks=[*callbacks, ProgressBar()] if show_progress else callbacks,
+        enable_progress_bar=show_progress,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        logger=[
+            CSVLogger(folder, name="logs", version="csv"),
+            TensorBoardLogger(folder, name="logs", version="tensorboard"),
+        ],
+        log_every_n_steps=module.steps_per_epoch,
+        default_root_dir=folder,
+    )
+
+
+def _loader(batches: _OrderedByEpoch) -> Any:
+    """What Lightning makes of the batches anyway, without the warning that it gives there.
+
+    Lightning 2.6 builds it with a class that torch has deprecated since (its issue 21326).
+    """
+    from lightning.pytorch.utilities import CombinedLoader
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        return CombinedLoader(batches, "max_size_cycle")
+
+
+def _run(trainer: pl.Trainer, module: pl.LightningModule, batches: Any, recorder: Recorder) -> None:
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        trainer.fit(module, batches)
+    except SystemExit:
+        if recorder.interrupt is None:
+            raise
+        # Lightning answers Ctrl-C by ignoring further ones for good and leaving the interpreter.
+        signal.signal(signal.SIGINT, on_interrupt)
+        raise recorder.interrupt from None
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Without what Lightning says about hardware and products on every run."""
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _describe(
+    model: nn.Module, train: ImageSet, config: TrainingConfig, augment: Any
+) -> dict[str, Any]:
+    """What has to be the same for a run to be resumed."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return {
+        "config": asdict(config),
+        "model": _without_addresses(f"{model!r} {shapes}"),
+        "augment": _without_addresses(repr(augment)),
+        "data": f"{len(train)} images, checksum {_checksum(train.images, train.labels)}",
+    }
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def _checksum(*tensors: Tensor) -> str:
+    value = 0
+    for tensor in tensors:
+        content: Any = tensor.detach().cpu().contiguous().numpy()
+        value = zlib.crc32(content, value)
+    return f"{value:08x}"
