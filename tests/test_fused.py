@@ -6,7 +6,7 @@ from torch import nn
 
 import zeromean as zm
 from cases import LAYERS, POSTERIORS, is_normal
-from zeromean import fused, samplers
+from zeromean import fused, linear_maps, samplers
 
 GAUSSIAN = [name for name in POSTERIORS if is_normal(name)]
 
@@ -52,6 +52,7 @@ def test_memory_formats_change_nothing_but_the_speed(memory_format, channels, mo
     # Noise is drawn in the order of memory, so give both samplers noise that has no order.
     monkeypatch.setattr(samplers, "normal", lambda like: torch.full_like(like, 0.7))
     monkeypatch.setattr(torch.Tensor, "normal_", lambda self: self.fill_(0.7))
+    monkeypatch.setattr(linear_maps, "_WORTH_COPYING", 0)
     model = zm.Conv2d(*channels, 3, posterior=zm.Additive, dtype=torch.float64)
     model = model.to(memory_format=memory_format)
     x = torch.randn(2, channels[0], 6, 7, dtype=torch.float64).to(memory_format=memory_format)

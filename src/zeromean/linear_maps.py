@@ -17,6 +17,8 @@ from torch import Tensor
 from zeromean.noise import rademacher
 from zeromean.posteriors import Posterior
 
+# Smaller inputs cost more in copies than they gain in the better memory format.
+_WORTH_COPYING = 2**15
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -203,7 +205,7 @@ def better_format(op: LinearMap, x: Tensor, weight: Tensor) -> torch.memory_form
         return None
     rows, columns = weight.shape[:2]
     padded = -(-rows // 16) * 16 * (-(-columns // 16) * 16)
-    pays = columns >= 16 and padded > 1.5 * rows * columns
+    pays = columns >= 16 and padded > 1.5 * rows * columns and x.numel() >= _WORTH_COPYING
     return torch.channels_last if pays and x.is_contiguous() else None
 
 
