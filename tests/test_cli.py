@@ -32,7 +32,12 @@ def test_python_m_zeromean_is_the_same_command_line():
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["--help"], list(cli.COMMANDS)), (["demo", "--help"], ["--output", "--seed"])],
+    [
+        (["--help"], list(cli.COMMANDS)),
+        (["demo", "--help"], ["--output", "--seed"]),
+        (["run", "--help"], ["--quick", "--jobs"]),
+        (["run", "table1", "--help"], ["--epochs", "--parameterizations", "--quick", "--jobs"]),
+    ],
 )
 def test_help_names_what_there_is(arguments, expected, capsys):
     with pytest.raises(SystemExit) as exit_:
@@ -43,7 +48,17 @@ def test_help_names_what_there_is(arguments, expected, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["dance"], ["demo", "--sed", "1"], ["demo", "--seed", "x"]]
+    "arguments",
+    [
+        [],
+        ["dance"],
+        ["demo", "--sed", "1"],
+        ["demo", "--seed", "x"],
+        ["run"],
+        ["run", "fig2", "--poinst", "3"],
+        ["run", "fig2", "--points", "x"],
+        ["data"],
+    ],
 )
 def test_wrong_arguments_exit_with_2(arguments, capsys, no_training):
     with pytest.raises(SystemExit) as exit_:
@@ -118,3 +133,119 @@ def test_importing_the_command_line_leaves_the_heavy_extras_alone():
     command = [sys.executable, "-c", code, *cli.REQUIREMENTS, "zeromean.demo"]
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     assert finished.stdout == "[]\n"
+
+
+def test_unknown_option_names_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "fig2", "--poinst", "3"])
+    assert "--points" in capsys.readouterr().err
+
+
+def test_unknown_experiment_is_one_sentence(capsys):
+    assert cli.main(["run", "tabel1"]) == 2
+    error = capsys.readouterr().err
+    assert error == "zeromean: there is no experiment 'tabel1'; did you mean table1?\n"
+
+
+def test_run_prints_the_metrics_and_skips_what_is_finished(capsys, tmp_path):
+    arguments = ["run", "fig2", "--smoke", "--points", "11", "--runs", str(tmp_path / "runs")]
+    assert cli.main(arguments) == 0
+    first = capsys.readouterr()
+    assert "value_at_zero.ard = 0.346574" in first.out
+    assert "done in" in first.err
+    assert cli.main(arguments) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert again.err == "1 of 1 finished before\n"
+
+
+def test_seed_and_seeds_make_runs(capsys, tmp_path):
+    arguments = ["run", "fig2", "--smoke", "--runs", str(tmp_path), "--quiet"]
+    assert cli.main([*arguments, "--seed", "5"]) == 0
+    assert cli.main([*arguments, "--seeds", "1", "2"]) == 0
+    assert {p.name for p in tmp_path.glob("fig2/*/*")} == {"seed-1", "seed-2", "seed-5"}
+    assert capsys.readouterr().err == ""
+
+
+def test_quick_and_smoke_together_are_refused(capsys, tmp_path):
+    assert cli.main(["run", "fig2", "--quick", "--smoke", "--runs", str(tmp_path)]) == 2
+    assert "choose one" in capsys.readouterr().err
+
+
+def test_option_before_the_name_is_explained(capsys):
+    assert cli.main(["run", "--quick", "fig2"]) == 2
+    assert "the name comes first: zeromean run fig2" in capsys.readouterr().err
+
+
+def test_runs_folder_that_cannot_be_written_is_refused(capsys, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert cli.main(["run", "fig2", "--smoke", "--runs", str(tmp_path / "file")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"zeromean: cannot write into {tmp_path / 'file'}: ")
+
+
+def test_folder_of_another_configuration_is_refused(capsys, tmp_path):
+    arguments = ["run", "fig2", "--smoke", "--runs", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    (path,) = tmp_path.glob("fig2/*/seed-0/config.json")
+    path.write_text("{}")
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    assert "another configuration" in capsys.readouterr().err
+    assert path.read_text() == "{}"
+
+
+def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
+    from zeromean import data
+
+    def refuse(name, split="train", *, data_dir=None):
+        raise ValueError(f"put train-images-idx3-ubyte.gz into {data_dir}.")
+
+    monkeypatch.setattr(data, "load", refuse)
+    arguments = ["run", "table1", "--quick", "--quiet", "--runs", str(tmp_path)]
+    assert cli.main([*arguments, "--data-dir", "/nowhere"]) == 2
+    expected = "zeromean: put train-images-idx3-ubyte.gz into /nowhere.\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_list_names_every_experiment(capsys, tmp_path):
+    from zeromean import experiments
+
+    assert cli.main(["list", "--runs", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in experiments.REGISTRY)
+
+
+def test_list_imports_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from zeromean.cli import main; main(['list']);"
+        "print([m for m in ('lightning', 'sklearn', 'matplotlib', 'plotly') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert finished.stdout.endswith("[]\n")
+
+
+def test_built_in_data_is_always_there(capsys):
+    assert cli.main(["data", "digits"]) == 0
+
+
+def test_unknown_data_set_names_the_nearest(capsys):
+    assert cli.main(["data", "mnits"]) == 2
+    assert "there is no data set 'mnits'; did you mean mnist?" in capsys.readouterr().err
+
+
+def test_report_collects_runs_into_a_page(capsys, tmp_path):
+    assert cli.main(["run", "fig2", "--smoke", "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
+    output = tmp_path / "page.html"
+    arguments = ["report", "--collect", "--runs", str(tmp_path / "runs")]
+    arguments += ["--results", str(tmp_path / "results"), "--output", str(output)]
+    assert cli.main(arguments) == 0
+    assert (tmp_path / "results" / "fig2.json").exists()
+    assert "Figure 2" in output.read_text()
+
+
+def test_report_without_records_is_refused(capsys, tmp_path):
+    arguments = ["report", "--results", str(tmp_path / "none"), "--output", str(tmp_path / "p")]
+    assert cli.main(arguments) == 2
+    assert "is not a folder of records" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -35,3 +37,9 @@ def test_commands_exist():
     assert {"demo", "test"} <= {"".join(groups) for groups in targets}
     for target in map("".join, targets):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_speed_tables_are_the_recorded_ones():
+    publish = ROOT / "benchmarks" / "publish.py"
+    result = subprocess.run([sys.executable, publish, "--check"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout

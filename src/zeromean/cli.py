@@ -1,18 +1,21 @@
-"""The command line: `zeromean demo`, or `python -m zeromean demo`.
+"""The command line: `zeromean demo | list | run | data | report`, or `python -m zeromean …`.
 
 A command is a dataclass, which tyro turns into options, with a `run` method that imports what it
-needs (so that `--help` stays fast) and returns an exit code. `COMMANDS` lists them.
+needs (so that `--help` stays fast) and returns an exit code. `COMMANDS` lists them. The options of
+`run` depend on the experiment: they are the fields of its `Config`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import zeromean
 
@@ -47,13 +50,167 @@ class Demo:
         return 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """Show every table and figure, what it needs, and whether it has been run."""
+
+    runs: Path = Path("runs")
+    """Folder of the runs."""
+
+    def run(self) -> int:
+        from rich.console import Console
+        from rich.table import Table
+
+        from zeromean import experiments
+        from zeromean.experiments import records
+
+        table = Table(box=None, pad_edge=False)
+        for heading in ("name", "what it shows", "data", "runs"):
+            table.add_column(heading)
+        for name in experiments.REGISTRY:
+            experiment = experiments.load(name)
+            needs = ", ".join(experiment.NEEDS) or "–"
+            table.add_row(name, experiment.TITLE, needs, records.status(name, self.runs))
+        Console().print(table)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options that every experiment has."""
+
+    quick: bool = False
+    """Start from the size of minutes instead of the full one."""
+    smoke: bool = False
+    """Start from the size of seconds, which needs no data set."""
+    seeds: tuple[int, ...] = ()
+    """One run for each; default: the one of --seed."""
+    jobs: int = 1
+    """Runs at a time, in processes of one thread each."""
+    runs: Path = Path("runs")
+    """Folder of the runs; finished ones in it are skipped, interrupted ones resumed."""
+    data_dir: Path | None = None
+    """Folder of the data sets; default: $ZEROMEAN_DATA, else the cache folder of this system."""
+    quiet: bool = False
+    """Print the results only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(RunOptions):
+    """Run an experiment of `zeromean list`; `zeromean run NAME --help` shows its own options.
+
+    Finished runs are skipped, interrupted ones resumed; Ctrl-C loses nothing.
+    """
+
+    name: str
+    """The experiment. Its name comes first."""
+
+    def run(self) -> int:
+        # Only here where an option stands before the name: then it is not known which there are.
+        return _refuse(f"the name comes first: zeromean run {self.name} …")
+
+
+@dataclass(frozen=True)
+class ConfiguredRun:
+    """`zeromean run`, once it is known which options the experiment has."""
+
+    name: str
+    config: Any
+    options: RunOptions
+
+    def run(self) -> int:
+        from zeromean.experiments import runner
+
+        options = self.options
+        if options.quick and options.smoke:
+            return _refuse("--quick and --smoke are two sizes; choose one.")
+        try:
+            _require_writable(options.runs)
+        except OSError as error:
+            reason = error.strerror or error
+            return _refuse(f"cannot write into {options.runs}: {reason}; choose another --runs.")
+        place = runner.Place(
+            runs=options.runs, data_dir=options.data_dir, progress=not options.quiet
+        )
+        seeds = options.seeds or (self.config.seed,)
+        folders = runner.run_experiment(
+            self.name, self.config, seeds, place=place, jobs=options.jobs
+        )
+        _print_metrics(self.name, folders)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Fetch a data set, or explain how to provide it, and check its files."""
+
+    name: str
+    """mnist, fashion-mnist, notmnist, cifar10, cifar100, digits or toy."""
+    data_dir: Path | None = None
+    """Folder of the data sets; default: $ZEROMEAN_DATA, else the cache folder of this system."""
+
+    def run(self) -> int:
+        from zeromean import data
+
+        if self.name not in data.NAMES:
+            return _refuse(f"there is no data set {self.name!r}; {_nearest(self.name, data.NAMES)}")
+        sentence = ""
+        try:
+            data.download(self.name, self.data_dir)
+        except (ValueError, OSError) as error:
+            sentence = str(error)
+        files = data.verify(self.name, self.data_dir)
+        for file in files:
+            print(f"{file.path}: {file.state}")
+        if not files:
+            print(f"{self.name} is built in.")
+        damaged = [file for file in files if file.state != "ok"]
+        if sentence or not damaged:
+            return _refuse(sentence) if sentence else 0
+        return _refuse(f"{damaged[0].path} is {damaged[0].state}; remove it, and try again.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one web page from the records: the papers' numbers beside ours, with plots."""
+
+    results: Path = Path("results")
+    """Folder of the records, one JSON file an experiment."""
+    output: Path = Path("report.html")
+    """The page."""
+    collect: bool = False
+    """First make the records from the finished runs."""
+    runs: Path = Path("runs")
+    """Folder of the runs, for --collect."""
+
+    def run(self) -> int:
+        from zeromean import experiments
+        from zeromean.report import build
+
+        if self.collect:
+            from zeromean.experiments import records
+
+            for path in records.collect(self.runs, self.results):
+                print(f"wrote {path}")
+        titles = {name: experiments.load(name).TITLE for name in experiments.REGISTRY}
+        build(self.results, self.output, titles)
+        print(f"wrote {self.output}")
+        return 0
+
+
 class Command(Protocol):
     """What `main` asks of a command."""
 
     def run(self) -> int: ...
 
 
-COMMANDS: dict[str, Callable[..., Command]] = {"demo": Demo}
+COMMANDS: dict[str, Callable[..., Command]] = {
+    "demo": Demo,
+    "list": List,
+    "run": Run,
+    "data": Data,
+    "report": Report,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,17 +229,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("zeromean: interrupted.", file=sys.stderr)
         return 130
+    except (ValueError, OSError, ImportError) as error:
+        # What experiments, data sets and reports raise for what the user can mend.
+        return _refuse(str(error))
 
 
 def _parse(arguments: list[str]) -> Command:
     import tyro
+
+    if arguments[:1] == ["run"] and len(arguments) > 1 and not arguments[1].startswith("-"):
+        return _parse_run(arguments[1], arguments[2:])
 
     return tyro.extras.subcommand_cli_from_dict(
         COMMANDS,
         prog="zeromean",
         description="Networks whose weights are random. `zeromean --version` prints the version.",
         args=arguments,
+        config=(tyro.conf.PositionalRequiredArgs,),
     )
+
+
+def _parse_run(name: str, arguments: list[str]) -> ConfiguredRun:
+    """The options of an experiment: its own, on top of the chosen size, and the general ones."""
+    import tyro
+
+    from zeromean import experiments
+
+    experiment = experiments.load(name)
+    size = experiment.Config()
+    if "--quick" in arguments:
+        size = experiment.QUICK
+    if "--smoke" in arguments:
+        size = experiment.SMOKE
+    both = dataclasses.make_dataclass(
+        "Both",
+        [
+            ("experiment", experiment.Config, field(default=size)),
+            ("general", tyro.conf.FlagCreatePairsOff[RunOptions], field(default=RunOptions())),
+        ],
+    )
+    parsed: Any = tyro.cli(
+        both,
+        prog=f"zeromean run {name}",
+        description=f"{experiment.TITLE}.",
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return ConfiguredRun(name, parsed.experiment, parsed.general)
+
+
+def _print_metrics(name: str, folders: Sequence[Path]) -> None:
+    from zeromean.experiments import records, runner
+
+    for folder in folders:
+        done = runner.read_json(folder / "done.json")
+        print(f"{name}, {folder.name}: {folder}")
+        for key, value in records.flat(done["metrics"]).items():
+            print(f"  {key} = {value:.6g}")
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    return f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)}."
 
 
 def _require_writable(folder: Path) -> None:

@@ -1,0 +1,67 @@
+"""Every table and figure of the papers, one module each.
+
+An experiment is a module with
+
+- `TITLE`: what it shows, in one line,
+- `SOURCE`: which document, and where in it,
+- `NEEDS`: the data sets that it reads; its smoke size reads none but the built-in ones,
+- `Config`: a frozen dataclass, every field documented, with a `seed`; its defaults are full size,
+- `QUICK`: a Config of minutes, and `SMOKE`: the smallest honest one, of seconds,
+- `CLAIMS`: what the document says, for the report to put beside what was measured,
+- `run(config, log)`: does the work and returns the final metrics, numbers or lists of them,
+- `figures(records)`: plain descriptions of the figures, from the metrics of finished runs.
+
+`zeromean run NAME` runs one; `runner` says how, and `records` what is kept of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from zeromean.experiments.claims import Claim
+from zeromean.experiments.run_log import RunLog
+
+REGISTRY: dict[str, str] = {
+    "fig1": "zeromean.experiments.fig1",
+    "fig2": "zeromean.experiments.fig2",
+    "theorem1": "zeromean.experiments.theorem1",
+    "variance_reduction": "zeromean.experiments.variance_reduction",
+    "table1": "zeromean.experiments.table1",
+    "table2": "zeromean.experiments.table2",
+    "table3": "zeromean.experiments.table3",
+    "noises": "zeromean.experiments.noises",
+    "fig3": "zeromean.experiments.fig3",
+    "fig4": "zeromean.experiments.fig4",
+    "fig5": "zeromean.experiments.fig5",
+    "fig9": "zeromean.experiments.fig9",
+    "num_samples": "zeromean.experiments.num_samples",
+    "conv_lrt": "zeromean.experiments.conv_lrt",
+}
+
+
+class Experiment(Protocol):
+    """What a module of this package offers."""
+
+    TITLE: str
+    SOURCE: str
+    NEEDS: tuple[str, ...]
+    Config: type[Any]
+    QUICK: Any
+    SMOKE: Any
+    CLAIMS: list[Claim]
+
+    def run(self, config: Any, log: RunLog) -> dict[str, Any]: ...
+
+    def figures(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]: ...
+
+
+def load(name: str) -> Experiment:
+    """Import an experiment; a ValueError names the nearest one where there is none."""
+    if name not in REGISTRY:
+        nearest = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.4)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(REGISTRY)}."
+        raise ValueError(f"there is no experiment {name!r}; {hint}")
+    return cast(Experiment, import_module(REGISTRY[name]))

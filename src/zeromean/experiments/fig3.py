@@ -1,0 +1,119 @@
+"""Figures 3 and 8: the phase transition by epoch, for three priors, beside the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zeromean.experiments import lenet
+from zeromean.experiments.claims import Claim
+from zeromean.experiments.figure import figure, over_seeds
+from zeromean.experiments.run_log import RunLog
+
+TITLE = "Figures 3 and 8 (on LeNet-5): information moves from the means to the variances"
+SOURCE = "Neklyudov et al. (2019), Figures 3 and 8, section 4.3"
+NEEDS: tuple[str, ...] = ("mnist",)
+PRIORS = ("log-uniform", "student-t-sample", "ard")
+CURVES = {
+    "accuracy_mean": "deterministic",
+    "accuracy_sample": "sample",
+    "accuracy_ensemble": "ensemble",
+    "accuracy_zero_mean": "zero-mean",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(lenet.Settings):
+    """LeNet-5 with dense1 stochastic, one α for the layer."""
+
+    priors: tuple[str, ...] = PRIORS
+    """log-uniform, student-t (quadrature), student-t-sample (one sample, as the paper did), ard."""
+
+
+QUICK = Config(**lenet.QUICK)
+SMOKE = Config(**lenet.SMOKE)
+CLAIMS = [
+    claim
+    for prior in PRIORS
+    for claim in (
+        Claim(
+            f"{prior}.accuracy_mean",
+            11.3,
+            "Figure 8",
+            2.4,
+            "equal",
+            f"{prior}: mean propagation in the end",
+            "%",
+        ),
+        Claim(
+            f"{prior}.accuracy_lost",
+            0.0,
+            "Figure 3",
+            0.2,
+            "at most",
+            f"{prior}: accuracy lost by dropping the means in the end",
+            "points",
+        ),
+        Claim(
+            f"{prior}.excess",
+            0.0,
+            "Theorem 1",
+            0.0,
+            "at most",
+            f"{prior}: measured change above the certificate, worst epoch",
+        ),
+    )
+]
+
+
+def run(config: Config, log: RunLog) -> dict[str, Any]:
+    unknown = [prior for prior in config.priors if prior not in lenet.PRIORS]
+    if unknown:
+        raise ValueError(
+            f"there is no prior {unknown[0]!r}; choose from {', '.join(lenet.PRIORS)}."
+        )
+    results = {}
+    for prior in config.priors:
+        network = lenet.Network(posterior="layer", prior=prior)
+        trained = lenet.train(prior, network, config, log)
+        keys = [*CURVES, "certificate", "change"]
+        curves = {key: [row[key] for row in trained.history] for key in keys}
+        final = log.once(f"measure {prior}", lambda t=trained: lenet.measure(t, config))
+        dropped, _ = lenet.drop_means(trained.model, trained.test.images[:10])
+        assert dropped is not None
+        zero_mean = lenet.accuracy(dropped, trained.test, config.num_samples, seed=2)
+        pairs = zip(curves["change"], curves["certificate"], strict=True)
+        results[prior] = {
+            **final,
+            "curves": curves,
+            "accuracy_zero_mean": zero_mean,
+            "accuracy_lost": final["accuracy_averaged"] - zero_mean,
+            "excess": max(change - bound for change, bound in pairs),
+        }
+    return results
+
+
+def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    metrics = [record["metrics"] for record in records]
+    drawn = []
+    for prior in metrics[0]:
+        epochs = list(range(1, len(metrics[0][prior]["curves"]["change"]) + 1))
+
+        def curves(names: dict[str, str], prior: str = prior, epochs: list[int] = epochs) -> list:
+            return [
+                over_seeds(label, epochs, [m[prior]["curves"][key] for m in metrics])
+                for key, label in names.items()
+            ]
+
+        drawn += [
+            figure(f"Test accuracy, {prior} prior", "epoch", "accuracy, %", curves(CURVES)),
+            figure(
+                f"Change when the means are dropped, {prior} prior",
+                "epoch",
+                "change of a probability, mean over images",
+                curves({"certificate": "certificate", "change": "measured"}),
+                y_log=True,
+            ),
+        ]
+    return drawn

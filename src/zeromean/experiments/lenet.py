@@ -1,0 +1,313 @@
+"""LeNet-5 with stochastic layers: what the experiments on MNIST have in common.
+
+Experiments that need the same network share it: it is trained once, in the folder of models, with
+the accuracies of every epoch beside it. The smoke sizes run on scikit-learn's digits, enlarged.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from filelock import FileLock
+from torch import Tensor, nn
+
+import zeromean as zm
+from zeromean import functional
+from zeromean.certificate import effective_log_alpha
+from zeromean.experiments import runner
+from zeromean.experiments.run_log import RunLog, write_json
+from zeromean.noise import NOISES
+from zeromean.samplers import SAMPLERS
+
+if TYPE_CHECKING:
+    from zeromean.data import ImageSet
+
+POSTERIORS: dict[str, Any] = {
+    "zero-mean": zm.ZeroMean,
+    "layer": partial(zm.Multiplicative, share="layer"),
+    "neuron": partial(zm.Multiplicative, share="neuron"),
+    "weight": partial(zm.Multiplicative, share="weight"),
+    "additive": zm.Additive,
+}
+PRIORS: dict[str, Any] = {
+    "default": "default",
+    "log-uniform": zm.LogUniform(),
+    "student-t": zm.StudentT(kl="quadrature"),
+    "student-t-sample": zm.StudentT(kl="sample"),
+    "ard": zm.ARD(),
+}
+EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Data, training and evaluation; the defaults are the paper's."""
+
+    epochs: int = 200
+    """Passes over the training set."""
+    lr: float = 1e-3
+    """Adam's learning rate, which falls linearly to zero."""
+    log_alpha_lr: float = 1e-2
+    """The same for log α and log-variances. With the 1e-3 of everything else, log α needs several
+    times as many epochs."""
+    batch_size: int = 200
+    """Images in a mini-batch."""
+    data: str = "mnist"
+    """Data set: mnist, fashion-mnist, or digits (enlarged to 28 × 28)."""
+    train_size: int = 60_000
+    """Training images that are used, the first ones."""
+    test_size: int = 10_000
+    """The same for the test."""
+    num_samples: int = 20
+    """Samples in an averaged prediction."""
+    seed: int = 0
+    """Seed of the initialization, the batches and the noise."""
+
+
+# Arguments of the sizes that are not full.
+QUICK: dict[str, Any] = {
+    "epochs": 8,
+    "train_size": 5000,
+    "test_size": 1000,
+    "batch_size": 100,
+    "log_alpha_lr": 0.1,
+}
+SMOKE: dict[str, Any] = {
+    "epochs": 3,
+    "train_size": 500,
+    "test_size": 100,
+    "batch_size": 20,
+    "data": "digits",
+    "num_samples": 5,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A LeNet-5: which of its layers are stochastic, and how."""
+
+    layers: tuple[str, ...] = ("dense1",)
+    posterior: str = "zero-mean"
+    prior: str = "default"
+    noise: str = "normal"
+    sampler: str = "default"
+    dropout: float = 0.0
+    activation: str = "ReLU"
+    batchnorm: bool = True
+    bias: bool = True
+
+    def build(self) -> nn.Sequential:
+        from zeromean.models import lenet5
+
+        posterior = partial(POSTERIORS[self.posterior], noise=NOISES[self.noise])
+        prior = PRIORS[self.prior]
+        sampler = SAMPLERS.get(self.sampler, "default")
+        make: dict[str, Any] = {
+            name: partial(
+                zm.Conv2d if name.startswith("conv") else zm.Linear,
+                posterior=posterior,
+                prior=prior,
+                sampler=sampler,
+            )
+            for name in self.layers
+        }
+        return lenet5(
+            **make,
+            batchnorm=self.batchnorm,
+            bias=self.bias,
+            activation=getattr(nn, self.activation),
+            dropout=self.dropout,
+        )
+
+
+class Trained(NamedTuple):
+    """A network after its training."""
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    train: ImageSet
+    test: ImageSet
+
+
+def train(name: str, network: Network, settings: Settings, log: RunLog) -> Trained:
+    """Train a network, or load it where it has been trained; an interrupted training goes on."""
+    from zeromean.training import TrainingConfig, fit
+
+    data = {split: images(settings, split, log) for split in ("train", "test")}
+    config = TrainingConfig(
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        log_alpha_lr=settings.log_alpha_lr,
+        seed=settings.seed,
+    )
+    # Not the fields that an experiment adds, nor how it evaluates: the network is the same.
+    names = {field.name for field in dataclasses.fields(Settings)} - {"num_samples", "seed"}
+    training = {name: getattr(settings, name) for name in sorted(names)}
+    identity = {"network": dataclasses.asdict(network), "settings": training}
+    folder = log.models / runner.digest_of(identity) / f"seed-{settings.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        write_json(folder.parent / "network.json", identity)
+        log.say(f"{name}: {settings.epochs} epochs in {folder}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            model = network.build()
+        result = fit(
+            model,
+            data["train"],
+            config,
+            folder=folder,
+            on_epoch=partial(look, data["test"]),
+            # Several processes would draw their bars over each other.
+            progress=log.progress and multiprocessing.parent_process() is None,
+        )
+    for row in result.history:
+        log.metrics(network=name, **row)
+    model.eval()
+    return Trained(model, result.history, data["train"], data["test"])
+
+
+def images(settings: Settings, split: str, log: RunLog) -> ImageSet:
+    """The first images of a set, in 28 × 28 pixels."""
+    from zeromean import data
+
+    loaded = data.load(settings.data, split, data_dir=log.data_dir)
+    size = settings.train_size if split == "train" else settings.test_size
+    if size < 1:
+        raise ValueError(f"{split}_size must be at least 1, got {size}.")
+    chosen = loaded.subset(torch.arange(min(size, len(loaded))))
+    if chosen.images.shape[1:] == (1, 28, 28):
+        return chosen
+    if chosen.images.dim() != 4 or chosen.images.shape[1] != 1:
+        raise ValueError(f"LeNet-5 reads grey images, which {settings.data} has none of.")
+    enlarged = F.interpolate(chosen.images, (28, 28), mode="bilinear")
+    return dataclasses.replace(chosen, images=enlarged)
+
+
+def look(test: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:
+    """What Figures 3 and 8 show of an epoch, on the first 2,000 test images."""
+    few = test.subset(torch.arange(min(2000, len(test))))
+    row: dict[str, Any] = {
+        "accuracy_mean": accuracy(model, few, 1, sampler=zm.mean),
+        "accuracy_sample": accuracy(model, few, 1, seed=epoch),
+        "accuracy_ensemble": accuracy(model, few, 10, seed=epoch),
+    }
+    dropped, certificate = drop_means(model, few.images[:200])
+    if dropped is not None:
+        before = zm.predict_proba(model, few.images[:200], 50, seed=epoch)
+        after = zm.predict_proba(dropped, few.images[:200], 50, seed=epoch)
+        row |= {
+            "accuracy_zero_mean": accuracy(dropped, few, 10, seed=epoch),
+            "certificate": float(certificate.mean()),
+            "change": float((before - after).abs().amax(1).mean()),
+        }
+    return row
+
+
+def drop_means(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, Tensor]:
+    """A copy without means and its certificate for every input; None where there are no means."""
+    names = [n for n, m in zm.stochastic_layers(model).items() if m.weight.has_mean]
+    if not names:
+        return None, torch.zeros(())
+    dropped = copy.deepcopy(model)
+    certificate = zm.zero_mean_(
+        dropped, where=lambda name, layer: name in names, inputs=inputs, num_samples=5, seed=0
+    )
+    return dropped, certificate.per_input
+
+
+def measure(trained: Trained, settings: Settings) -> dict[str, Any]:
+    """Everything the tables ask for."""
+    model, _, train_set, test = trained
+    data_term = log_likelihood(model, train_set)
+    with torch.no_grad():
+        kl = zm.kl_divergence(model).item()
+        kl_approx = sum(_approximate_kl(m) for m in zm.stochastic_layers(model).values())
+    return {
+        "elbo": data_term - kl,
+        "data_term": data_term,
+        "kl": kl,
+        "kl_approx": kl_approx,
+        "accuracy_1": accuracy(model, test, 1, seed=1),
+        "accuracy_mean": accuracy(model, test, 1, sampler=zm.mean),
+        "accuracy_averaged": accuracy(model, test, settings.num_samples, seed=2),
+        "log_alpha": {
+            name: effective_log_alpha(layer.weight)
+            for name, layer in zm.stochastic_layers(model).items()
+            if layer.weight.has_mean
+        },
+    }
+
+
+def compare(networks: Mapping[str, Network], settings: Settings, log: RunLog) -> dict[str, Any]:
+    """Train networks and measure them all."""
+    results = {}
+    for name, network in networks.items():
+        trained = train(name, network, settings, log)
+        results[name] = log.once(f"measure {name}", partial(measure, trained, settings))
+    return results
+
+
+@torch.no_grad()
+def log_likelihood(model: nn.Module, data: ImageSet, num_samples: int = 10) -> float:
+    """E log p(T | X, W), summed over the objects, by samples of the noise for each."""
+    total = 0.0
+    for batch, labels in _batches(data):
+        log_proba = zm.sample_outputs(model, batch, num_samples).log_softmax(-1)
+        chosen = log_proba.gather(-1, labels.expand(num_samples, -1).unsqueeze(-1))
+        total += chosen.double().sum().item() / num_samples
+    return total
+
+
+def accuracy(
+    model: nn.Module,
+    data: ImageSet,
+    num_samples: int,
+    *,
+    sampler: Any = None,
+    seed: int | None = None,
+) -> float:
+    """Per cent of images that averaged probabilities classify."""
+    proba = torch.cat(
+        [
+            zm.predict_proba(model, batch, num_samples, sampler=sampler, seed=seed)
+            for batch, _ in _batches(data)
+        ]
+    )
+    return 100 * (proba.argmax(-1) == data.labels).double().mean().item()
+
+
+def sampled_probabilities(
+    model: nn.Module, data: ImageSet, num_samples: int, *, sampler: Any = None, seed: int = 0
+) -> Tensor:
+    """Probabilities by every sample, `(num_samples, images, classes)`.
+
+    The seed is the same for all batches: with `zm.weight` a sample is one network for all images.
+    """
+    parts = [
+        zm.sample_outputs(model, batch, num_samples, sampler=sampler, seed=seed, chunk_size=5)
+        for batch, _ in _batches(data)
+    ]
+    return torch.cat(parts, 1).softmax(-1)
+
+
+def _batches(data: ImageSet) -> list[tuple[Tensor, Tensor]]:
+    return list(
+        zip(data.images.split(EVALUATION_BATCH), data.labels.split(EVALUATION_BATCH), strict=True)
+    )
+
+
+def _approximate_kl(layer: zm.StochasticLayer) -> float:
+    """The KL to the log-uniform prior by the sigmoid fit, whatever the layer's own prior is."""
+    if not layer.weight.has_mean:
+        return 0.0
+    return functional.log_uniform_kl_approx(layer.weight.log_alpha_per_weight()).sum().item()

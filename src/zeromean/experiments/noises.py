@@ -1,0 +1,55 @@
+"""Section 3.3: Gaussian, Bernoulli and uniform variance layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zeromean.experiments import lenet
+from zeromean.experiments.claims import Claim
+from zeromean.experiments.figure import bars
+from zeromean.experiments.run_log import RunLog
+
+TITLE = "Section 3.3: Gaussian, Bernoulli and uniform noise"
+SOURCE = "Neklyudov et al. (2019), section 3.3"
+NEEDS: tuple[str, ...] = ("mnist",)
+NETWORKS = {
+    # The same network as the zero-mean column of Table 1.
+    "Gaussian": lenet.Network(prior="log-uniform"),
+    "Gaussian, weight sampling": lenet.Network(prior="log-uniform", sampler="weight"),
+    "Bernoulli": lenet.Network(noise="rademacher", sampler="weight"),
+    "uniform": lenet.Network(noise="uniform", sampler="weight"),
+    "Bernoulli, moments matched": lenet.Network(noise="rademacher", sampler="moment_matched"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(lenet.Settings):
+    """Five networks that differ by the noise of dense1 and by how it is drawn."""
+
+
+QUICK = Config(**lenet.QUICK)
+SMOKE = Config(**lenet.SMOKE)
+CLAIMS = [
+    Claim(
+        f"{name}.accuracy_averaged",
+        value,
+        "section 3.3",
+        0.15,
+        "at least",
+        f"{name}: averaged",
+        "%",
+    )
+    for name, value in {"Gaussian": 99.3, "Bernoulli": 98.7, "uniform": 98.7}.items()
+]
+
+
+def run(config: Config, log: RunLog) -> dict[str, Any]:
+    return lenet.compare(NETWORKS, config, log)
+
+
+def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    labels = {"accuracy_1": "one sample", "accuracy_averaged": "averaged"}
+    metrics = [record["metrics"] for record in records]
+    return [bars("Test accuracy by the noise of the variance layer", "noise", labels, metrics)]

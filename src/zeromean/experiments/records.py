@@ -1,0 +1,114 @@
+"""Small records of finished runs: one JSON file an experiment, to be committed and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zeromean import experiments
+from zeromean.experiments import runner
+from zeromean.experiments.run_log import write_json
+
+# The report shows the runs of one size, the best there is.
+SIZES = ("full", "custom", "quick", "smoke")
+
+
+def collect(runs: Path, results: Path) -> list[Path]:
+    """Write `results`/NAME.json for every experiment that has finished runs in `runs`."""
+    paths = []
+    for name in experiments.REGISTRY:
+        record = record_of(name, runs)
+        if record["runs"]:
+            results.mkdir(parents=True, exist_ok=True)
+            path = results / f"{name}.json"
+            write_json(path, record)
+            paths.append(path)
+    return paths
+
+
+def record_of(name: str, runs: Path) -> dict[str, Any]:
+    """Everything the report needs to know about an experiment.
+
+    `runs` has every finished run, the best size first; `figures` shows the runs of the first
+    configuration alone. Lists are left out of the metrics: they are what the figures show.
+    """
+    experiment = experiments.load(name)
+    finished = sorted(_finished(name, runs), key=_order)
+    shown = [run for run in finished if run["digest"] == finished[0]["digest"]]
+    figures = experiment.figures(shown) if shown else []
+    measured = {key for run in finished for key in flat(run["metrics"])}
+    return {
+        "name": name,
+        "title": experiment.TITLE,
+        "source": experiment.SOURCE,
+        "command": _command(shown),
+        "runs": [{**run, "metrics": flat(run["metrics"])} for run in finished],
+        "claims": [
+            {
+                "metric": claim.metric,
+                "label": claim.label,
+                "paper": claim.paper_value,
+                "tolerance": claim.tolerance,
+                "direction": claim.direction,
+                "unit": claim.unit,
+                "source": claim.source,
+            }
+            for claim in experiment.CLAIMS
+            if claim.metric in measured
+        ],
+        "figures": figures,
+    }
+
+
+def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers by dotted name."""
+    numbers: dict[str, float] = {}
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            numbers |= flat(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float):
+            numbers[prefix + key] = value
+    return numbers
+
+
+def status(name: str, runs: Path) -> str:
+    """How many runs of which size are finished, in words."""
+    sizes = [run["size"] for run in _finished(name, runs)]
+    counts = {size: sizes.count(size) for size in SIZES if size in sizes}
+    return ", ".join(f"{count} {size}" for size, count in counts.items()) or "not run"
+
+
+def _finished(name: str, runs: Path) -> Iterator[dict[str, Any]]:
+    experiment = experiments.load(name)
+    sizes = {
+        runner.digest(experiment.SMOKE): "smoke",
+        runner.digest(experiment.QUICK): "quick",
+        runner.digest(experiment.Config()): "full",
+    }
+    for path in sorted((runs / name).glob("*/seed-*/done.json")):
+        identity = runner.read_json(path.with_name("config.json"))
+        digest = path.parent.parent.name
+        done = runner.read_json(path)
+        yield {
+            "digest": digest,
+            "size": sizes.get(digest, "custom"),
+            "config": identity["config"],
+            "seed": identity["config"]["seed"],
+            "command": done["command"],
+            "seconds": done["duration"],
+            "environment": {**done["environment"], "commit": done["commit"] or "unknown"},
+            "metrics": done["metrics"],
+        }
+
+
+def _order(run: dict[str, Any]) -> tuple[int, str, int]:
+    return SIZES.index(run["size"]), run["digest"], run["seed"]
+
+
+def _command(runs: list[dict[str, Any]]) -> str:
+    """The command that makes all of these runs, which differ by their seeds alone."""
+    if not runs:
+        return ""
+    start, _, _ = runs[0]["command"].rpartition(" --seeds ")
+    return " ".join([start, "--seeds", *(str(run["seed"]) for run in runs)])

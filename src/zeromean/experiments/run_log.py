@@ -1,0 +1,135 @@
+"""What an experiment writes while it runs: metrics, arrays, finished stages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+
+class RunLog:
+    """The folder of one run, and what else an experiment has to know about where it runs.
+
+    Args:
+        folder: Folder of this run and of no other.
+        seed: Seed of the run, from which the stages get theirs.
+        data_dir: Where the data sets are; None leaves it to `zeromean.data`.
+        models: Folder of trained networks that experiments share; default: inside `folder`.
+        progress: Whether to print what is going on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int = 0,
+        data_dir: Path | None = None,
+        models: Path | None = None,
+        progress: bool = True,
+    ):
+        self.folder = folder
+        self.seed = seed
+        self.data_dir = data_dir
+        self.models = models or folder / "models"
+        self.progress = progress
+        self._said = 0
+        path = folder / "metrics.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        self._lines = text.splitlines(keepends=True)
+
+    def metrics(self, **values: Any) -> None:
+        """Append a line to metrics.jsonl.
+
+        A resumed run says again what it has said; its lines replace the earlier ones one by one,
+        so that at no time less stands there than before.
+        """
+        path = self.folder / "metrics.jsonl"
+        line = to_json(values) + "\n"
+        said_before = self._lines[self._said : self._said + 1]
+        self._said += 1
+        if said_before == [line]:
+            return
+        if said_before:
+            self._lines = [*self._lines[: self._said - 1], line]
+            replace_text(path, "".join(self._lines))
+        else:
+            self._lines.append(line)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+
+    def save_array(self, name: str, **arrays: Any) -> Path:
+        """Write arrays to `name`.npz."""
+        path = self.folder / f"{name}.npz"
+        temporary = path.with_name(f"{name}.tmp.npz")
+        plain_arrays: dict[str, Any] = {key: np.asarray(a) for key, a in arrays.items()}
+        np.savez_compressed(temporary, **plain_arrays)
+        temporary.replace(path)
+        return path
+
+    def say(self, text: str) -> None:
+        """Tell the user what is going on."""
+        if self.progress:
+            print(f"[{self.folder.parent.parent.name} seed {self.seed}] {text}", file=sys.stderr)
+
+    def once(self, stage: str, compute: Callable[[], Result]) -> Result:
+        """Compute a stage, or read its result where an interrupted run has left it.
+
+        torch's generator is seeded by the run's seed and the stage's name, so that a resumed run
+        ends with the same numbers. The result must be plain: numbers, strings, lists, dicts.
+        """
+        path = self.folder / "stages" / f"{stage}.json"
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+        self.say(stage)
+        self.seed_everything(stage)
+        result = plain(compute())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result)
+        return result
+
+    def seed_everything(self, stage: str) -> None:
+        """Seed torch by the run's seed and a name."""
+        digest = hashlib.sha256(f"{self.seed} {stage}".encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+def plain(value: Any) -> Any:
+    """Tensors, arrays, tuples and paths as JSON has them; what is not finite becomes None."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    elif isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False, indent=indent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    replace_text(path, to_json(value, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that appears under its name only when it is complete."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,320 @@
+"""Runs experiments: a folder for each run, finished ones skipped, interrupted ones resumed.
+
+    runs/<name>/<digest of the configuration>/seed-<n>/config.json    what it is
+                                                       metrics.jsonl  what it said on the way
+                                                       stages/        what it need not do again
+                                                       done.json      the final metrics
+    runs/models/                                                      networks, shared by all
+
+A run that is stopped, by Ctrl-C or worse, goes on where it was when it is started again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from zeromean import experiments
+from zeromean.experiments.run_log import RunLog, plain, write_json
+
+# What experiments, data sets and training raise for what the user can mend, in a sentence.
+MENDABLE = (ValueError, OSError, ImportError)
+PACKAGES = ("zeromean", "torch", "numpy", "lightning", "scikit-learn")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where runs go and where they find their data."""
+
+    runs: Path = Path("runs")
+    data_dir: Path | None = None
+    progress: bool = True
+
+
+def run_experiment(
+    name: str,
+    config: Any,
+    seeds: Sequence[int] = (0,),
+    *,
+    place: Place = Place(),
+    jobs: int = 1,
+) -> list[Path]:
+    """Run an experiment for every seed and return the folders of the runs.
+
+    Args:
+        jobs: Processes at a time, of one thread each; with 1 everything runs in this process.
+
+    Raises:
+        ValueError: For what the user can mend; so are the others of MENDABLE.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}.")
+    if not seeds or min(seeds) < 0:
+        raise ValueError(f"seeds must be numbers of at least 0, got {list(seeds)}.")
+    configs = [dataclasses.replace(config, seed=seed) for seed in dict.fromkeys(seeds)]
+    folders = [run_folder(name, c, place.runs) for c in configs]
+    pending = [
+        c for c, folder in zip(configs, folders, strict=True) if not is_finished(name, c, folder)
+    ]
+    if place.progress and len(pending) < len(configs):
+        print(f"{len(configs) - len(pending)} of {len(configs)} finished before", file=sys.stderr)
+    if jobs == 1 or len(pending) < 2:
+        for c in pending:
+            run_one(name, c, place)
+    else:
+        _run_in_processes(name, pending, place, jobs)
+    return folders
+
+
+def run_one(name: str, config: Any, place: Place) -> Path:
+    """Run an experiment for one seed, here and now."""
+    folder = run_folder(name, config, place.runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if is_finished(name, config, folder):  # by another process, just now
+            return folder
+        resumed = (folder / "config.json").exists()
+        write_json(folder / "config.json", _identity(name, config))
+        log = RunLog(
+            folder,
+            seed=config.seed,
+            data_dir=place.data_dir,
+            models=place.runs / "models",
+            progress=place.progress,
+        )
+        log.say("resuming" if resumed else "starting")
+        started = time.monotonic()
+        with _traceback_in(folder / "error.txt"), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            metrics = experiments.load(name).run(config, log)
+        done = {
+            "metrics": metrics,
+            "command": command(name, config),
+            "duration": round(time.monotonic() - started, 1),
+            "resumed": resumed,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "commit": commit(),
+            "environment": environment(),
+        }
+        write_json(folder / "done.json", done)
+        log.say(f"done in {done['duration']:.0f} s")
+    return folder
+
+
+def run_folder(name: str, config: Any, runs: Path) -> Path:
+    return runs / name / digest(config) / f"seed-{config.seed}"
+
+
+def digest(config: Any) -> str:
+    """Ten hexadecimal digits that stand for everything in a configuration but its seed."""
+    fields = dataclasses.asdict(config)
+    fields.pop("seed", None)
+    return digest_of(fields)
+
+
+def digest_of(value: Any) -> str:
+    text = json.dumps(plain(value), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def is_finished(name: str, config: Any, folder: Path) -> bool:
+    """Whether a run is done; a ValueError where its folder belongs to something else."""
+    identity = folder / "config.json"
+    if identity.exists() and read_json(identity) != _identity(name, config):
+        raise ValueError(
+            f"{folder} holds a run of another configuration; choose another --runs folder, or "
+            "move it away."
+        )
+    return identity.exists() and (folder / "done.json").exists()
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); move its folder away.") from None
+
+
+def command(name: str, config: Any) -> str:
+    """The command line that makes this run."""
+    experiment = experiments.load(name)
+    sizes = {"": experiment.Config(), " --quick": experiment.QUICK, " --smoke": experiment.SMOKE}
+
+    def changes(size: str) -> dict[str, Any]:
+        return {
+            field.name: getattr(config, field.name)
+            for field in dataclasses.fields(config)
+            if field.name != "seed"
+            and getattr(config, field.name) != getattr(sizes[size], field.name)
+        }
+
+    size = min(sizes, key=lambda size: len(changes(size)))
+    options = "".join(f" {_option(key, value)}" for key, value in changes(size).items())
+    return f"zeromean run {name}{size}{options} --seeds {config.seed}"
+
+
+def environment() -> dict[str, Any]:
+    """What a number may depend on."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package lives in, with a + where it was changed."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "--no-optional-locks", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", "src"], capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _identity(name: str, config: Any) -> dict[str, Any]:
+    return {"experiment": name, "config": plain(dataclasses.asdict(config))}
+
+
+def _option(key: str, value: Any) -> str:
+    flag = key.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([f"--{flag}", *map(str, values)])
+
+
+@contextmanager
+def _traceback_in(path: Path) -> Iterator[None]:
+    """Keep what the command line shortens to a sentence."""
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    except Exception:
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{folder} is being run by another process; wait for it.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _run_in_processes(name: str, configs: list[Any], place: Place, jobs: int) -> None:
+    # A fresh interpreter for each run: forking a process that has used torch's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    waiting = list(reversed(configs))
+    running: dict[Any, Any] = {}  # processes by the connections over which they report
+    failures: list[tuple[bool, str]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_child, args=(name, waiting.pop(), place, sender), daemon=True
+                )
+                with _one_thread(), _deaf_to_interrupts():
+                    process.start()
+                sender.close()
+                running[receiver] = process
+            ready: list[Any] = wait(list(running))
+            for receiver in ready:
+                process = running.pop(receiver)
+                try:
+                    failure = receiver.recv()
+                except EOFError:
+                    process.join()
+                    failure = (False, f"a process died with code {process.exitcode}.")
+                process.join()
+                if failure is not None:
+                    failures.append(failure)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.join()
+    if failures:
+        text = "\n".join(dict.fromkeys(text for _, text in failures))
+        raise (ValueError if all(mendable for mendable, _ in failures) else RuntimeError)(text)
+
+
+def _child(name: str, config: Any, place: Place, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    failure = None
+    try:
+        run_one(name, config, place)
+    except MENDABLE as error:
+        failure = (True, str(error))
+    except Exception:
+        failure = (False, traceback.format_exc())
+    sender.send(failure)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let a child find OMP_NUM_THREADS=1 before it imports torch."""
+    previous = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if previous is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = previous
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Let a child ignore Ctrl-C from its first moment: it is the parent that ends its children."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

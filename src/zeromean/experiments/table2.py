@@ -1,0 +1,96 @@
+"""Table 2, the rows of LeNet-5: dropout against a network with all four layers stochastic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zeromean.experiments import lenet
+from zeromean.experiments.claims import Claim
+from zeromean.experiments.figure import bars, figure, over_seeds
+from zeromean.experiments.run_log import RunLog
+
+TITLE = "Table 2 (LeNet-5): dropout against variational dropout in all four layers"
+SOURCE = "Neklyudov et al. (2019), Table 2 and section 6.1"
+NEEDS: tuple[str, ...] = ("mnist",)
+LAYERS = ("conv1", "conv2", "dense1", "dense2")
+NETWORKS = {
+    "dropout": lenet.Network(layers=(), dropout=0.5),
+    "variance": lenet.Network(layers=LAYERS, posterior="layer", prior="log-uniform"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(lenet.Settings):
+    """Two networks."""
+
+
+QUICK = Config(**lenet.QUICK)
+SMOKE = Config(**lenet.SMOKE)
+CLAIMS = [
+    *(
+        Claim(f"{name}.{metric}", value, "Table 2", 0.15, "at least", f"{name}: {label}", "%")
+        for name, row in {
+            "dropout": {"accuracy_1": 99.1, "accuracy_mean": 99.4, "accuracy_averaged": 99.4},
+            "variance": {"accuracy_1": 98.2, "accuracy_averaged": 99.3},
+        }.items()
+        for metric, value in row.items()
+        for label in [
+            {"accuracy_1": "one sample", "accuracy_mean": "mean propagation"}.get(
+                metric, "20 samples"
+            )
+        ]
+    ),
+    Claim(
+        "variance.accuracy_mean",
+        11.3,
+        "Table 2",
+        2.4,
+        "equal",
+        "variance: mean propagation is a constant",
+        "%",
+    ),
+    Claim(
+        "variance.log_alpha.dense1",
+        6.9,
+        "section 6.1",
+        1.0,
+        "equal",
+        "log α of the first dense layer",
+    ),
+    Claim(
+        "variance.variance_layers",
+        1.0,
+        "section 6.1",
+        0.0,
+        "equal",
+        "layers that became variance layers (log α > 3)",
+    ),
+]
+
+
+def run(config: Config, log: RunLog) -> dict[str, Any]:
+    results = lenet.compare(NETWORKS, config, log)
+    log_alpha = results["variance"]["log_alpha"]
+    results["variance"]["variance_layers"] = sum(value > 3 for value in log_alpha.values())
+    return results
+
+
+def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    metrics = [record["metrics"] for record in records]
+    labels = {
+        "accuracy_1": "one sample",
+        "accuracy_mean": "mean propagation",
+        "accuracy_averaged": "averaged",
+    }
+    alphas = [[m["variance"]["log_alpha"][layer] for layer in LAYERS] for m in metrics]
+    return [
+        bars("Test accuracy", "network", labels, metrics),
+        figure(
+            "What becomes a variance layer",
+            "layer",
+            "log α at the end",
+            [over_seeds("log α", LAYERS, alphas, kind="bar")],
+        ),
+    ]
