@@ -174,7 +174,7 @@ class Data:
 class Report:
     """Write one web page from the records: the papers' numbers beside ours, with plots."""
 
-    results: Path = Path("results")
+    results: Path = Path("results/experiments")
     """Folder of the records, one JSON file an experiment."""
     output: Path = Path("report.html")
     """The page."""
