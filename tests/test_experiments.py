@@ -37,6 +37,29 @@ def test_smoke_size_runs_and_is_recorded(name, runs):
                 assert len(trace["x"]) == len(trace["y"])
 
 
+def test_interrupted_sweep_of_theorem_1_ends_with_the_same_rows(monkeypatch, tmp_path):
+    def run(folder):
+        folder.mkdir(exist_ok=True)
+        torch.manual_seed(0)
+        return theorem1.run(theorem1.SMOKE, RunLog(folder, progress=False))["rows"]
+
+    expected = run(tmp_path / "whole")
+    measure = theorem1._measure
+    measured = []
+
+    def interrupted(*arguments):
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        measured.append(measure(*arguments))
+        return measured[-1]
+
+    monkeypatch.setattr(theorem1, "_measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "interrupted")
+    monkeypatch.setattr(theorem1, "_measure", measure)
+    assert run(tmp_path / "interrupted") == expected
+
+
 @pytest.mark.parametrize("name", experiments.REGISTRY)
 def test_experiment_is_complete(name):
     experiment = experiments.load(name)

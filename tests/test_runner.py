@@ -287,3 +287,19 @@ def test_ctrl_c_ends_all_processes_and_the_run_can_go_on(jobs, tmp_path):
     assert not (folder / "done.json").exists()
     with FileLock(folder / "lock", timeout=0):
         pass
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_parent_leaves_no_process_behind(how, tmp_path):
+    command = [sys.executable, "-m", "zeromean", "run", "fig1", "--smoke", "--steps", "100000"]
+    command += ["--seeds", "0", "1", "--jobs", "2", "--runs", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line == "[fig1 seed 0] network-0\n":
+                break
+        process.send_signal(how)
+        process.stderr.read()  # until the last child has closed it
+    (folder,) = tmp_path.glob("fig1/*/seed-0")
+    with FileLock(folder / "lock", timeout=0):
+        pass

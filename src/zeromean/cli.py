@@ -268,13 +268,22 @@ def _parse_run(name: str, arguments: list[str]) -> ConfiguredRun:
             ("general", tyro.conf.FlagCreatePairsOff[RunOptions], field(default=RunOptions())),
         ],
     )
-    parsed: Any = tyro.cli(
+    parsed: Any
+    parsed, unknown = tyro.cli(
         both,
         prog=f"zeromean run {name}",
         description=f"{experiment.TITLE}.",
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes,),
+        return_unknown_args=True,
     )
+    if unknown:
+        options = [
+            f"--{option.name.replace('_', '-')}"
+            for part in (experiment.Config, RunOptions)
+            for option in dataclasses.fields(part)
+        ]
+        raise ValueError(f"{name} has no option {unknown[0]}; {_nearest(unknown[0], options)}")
     return ConfiguredRun(name, parsed.experiment, parsed.general)
 
 

@@ -119,13 +119,15 @@ class Network:
             )
             for name in self.layers
         }
-        return lenet5(
+        network = lenet5(
             **make,
             batchnorm=self.batchnorm,
             bias=self.bias,
             activation=getattr(nn, self.activation),
             dropout=self.dropout,
         )
+        # Pooling is several times faster in this format on a CPU, a whole step a third.
+        return network.to(memory_format=torch.channels_last)
 
 
 class Trained(NamedTuple):

@@ -283,6 +283,7 @@ def _run_in_processes(name: str, configs: list[Any], place: Place, jobs: int) ->
 
 def _child(name: str, config: Any, place: Place, sender: Connection) -> None:
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     failure = None
     try:
         run_one(name, config, place)
@@ -291,6 +292,14 @@ def _child(name: str, config: Any, place: Place, sender: Connection) -> None:
     except Exception:
         failure = (False, traceback.format_exc())
     sender.send(failure)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its children: they do it, at any time, and lose nothing."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

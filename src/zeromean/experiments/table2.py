@@ -25,6 +25,9 @@ NETWORKS = {
 class Config(lenet.Settings):
     """Two networks."""
 
+    epochs: int = 100
+    """Passes over the training set. The paper has 200, with log α at the rate of everything else."""
+
 
 QUICK = Config(**lenet.QUICK)
 SMOKE = Config(**lenet.SMOKE)

@@ -72,7 +72,7 @@ CLAIMS = [
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    rows = log.once("sweep", lambda: _sweep(config, log))
+    rows = _sweep(config, log)
     last = rows[-1]
     return {
         "rows": rows,
@@ -128,19 +128,35 @@ def _sweep(config: Config, log: RunLog) -> list[dict[str, float]]:
     )
     log_alpha = model.get_parameter("3.weight.log_alpha").requires_grad_(False)
     first, last = config.log_alpha
-    rows: list[dict[str, float]] = []
+    steps = (last - first) * config.steps_per_unit
+
+    def measure(unit: int) -> dict[str, float]:
+        # Whether a row is measured or read again, the training goes on with the same noise.
+        with torch.random.fork_rng(devices=[]):
+            return log.once(
+                f"log_alpha {unit}", lambda: _measure(model, test_inputs, test_labels, config)
+            )
 
     def raise_alpha(step: int) -> None:
         log_alpha.fill_(first + step / config.steps_per_unit)
         if step and step % config.steps_per_unit == 0:
-            rows.append(_measure(model, test_inputs, test_labels, config))
-            log.metrics(**rows[-1])
+            measure(first + step // config.steps_per_unit)
 
-    steps = (last - first) * config.steps_per_unit
     small_networks.train(
-        model, inputs, labels, steps=steps, batch_size=100, lr=1e-3, before_step=raise_alpha
+        model,
+        inputs,
+        labels,
+        steps=steps,
+        batch_size=100,
+        lr=1e-3,
+        before_step=raise_alpha,
+        checkpoint=log.folder / "sweep.pt",
+        every=config.steps_per_unit,
     )
     raise_alpha(steps)
+    rows = [measure(unit) for unit in range(first + 1, last + 1)]
+    for row in rows:
+        log.metrics(**row)
     return rows
 
 
