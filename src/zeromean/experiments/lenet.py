@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from filelock import FileLock
 from torch import Tensor, nn
 
 import zeromean as zm
 from zeromean import functional
 from zeromean.certificate import effective_log_alpha
-from zeromean.experiments import runner
-from zeromean.experiments.run_log import RunLog, write_json
+from zeromean.experiments import shared_networks
+from zeromean.experiments.run_log import RunLog
 from zeromean.noise import NOISES
 from zeromean.samplers import SAMPLERS
 
@@ -127,7 +125,7 @@ class Network:
             dropout=self.dropout,
         )
         # Pooling is several times faster in this format on a CPU, a whole step a third.
-        return network.to(memory_format=torch.channels_last)
+        return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 class Trained(NamedTuple):
@@ -140,8 +138,8 @@ class Trained(NamedTuple):
 
 
 def train(name: str, network: Network, settings: Settings, log: RunLog) -> Trained:
-    """Train a network, or load it where it has been trained; an interrupted training goes on."""
-    from zeromean.training import TrainingConfig, fit
+    """Train a LeNet-5, or load it where it has been trained."""
+    from zeromean.training import TrainingConfig
 
     data = {split: images(settings, split, log) for split in ("train", "test")}
     config = TrainingConfig(
@@ -155,27 +153,11 @@ def train(name: str, network: Network, settings: Settings, log: RunLog) -> Train
     names = {field.name for field in dataclasses.fields(Settings)} - {"num_samples", "seed"}
     training = {name: getattr(settings, name) for name in sorted(names)}
     identity = {"network": dataclasses.asdict(network), "settings": training}
-    folder = log.models / runner.digest_of(identity) / f"seed-{settings.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(folder.name + ".lock")):
-        write_json(folder.parent / "network.json", identity)
-        log.say(f"{name}: {settings.epochs} epochs in {folder}")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            model = network.build()
-        result = fit(
-            model,
-            data["train"],
-            config,
-            folder=folder,
-            on_epoch=partial(look, data["test"]),
-            # Several processes would draw their bars over each other.
-            progress=log.progress and multiprocessing.parent_process() is None,
-        )
-    for row in result.history:
-        log.metrics(network=name, **row)
-    model.eval()
-    return Trained(model, result.history, data["train"], data["test"])
+    look_on = partial(look, data["test"])
+    result = shared_networks.train(
+        name, identity, network.build, data["train"], config, log, on_epoch=look_on
+    )
+    return Trained(result.model, result.history, data["train"], data["test"])
 
 
 def images(settings: Settings, split: str, log: RunLog) -> ImageSet:

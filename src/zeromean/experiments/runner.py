@@ -295,7 +295,7 @@ def _child(name: str, config: Any, place: Place, sender: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its children: they do it, at any time, and lose nothing."""
+    """A parent that is killed cannot end its children, so they watch it. Nothing is lost."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

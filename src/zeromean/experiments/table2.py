@@ -26,7 +26,7 @@ class Config(lenet.Settings):
     """Two networks."""
 
     epochs: int = 100
-    """Passes over the training set. The paper has 200, with log α at the rate of everything else."""
+    """Passes over the training set. The paper has 200, with one rate for everything."""
 
 
 QUICK = Config(**lenet.QUICK)

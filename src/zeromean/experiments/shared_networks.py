@@ -1,0 +1,61 @@
+"""Networks that several experiments need: trained once, in the folder of models."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from filelock import FileLock
+from torch import nn
+
+from zeromean.experiments import runner
+from zeromean.experiments.run_log import RunLog, write_json
+
+if TYPE_CHECKING:
+    from zeromean.data import ImageSet
+    from zeromean.training import FitResult, TrainingConfig
+
+
+def train(
+    name: str,
+    identity: Mapping[str, Any],
+    build: Callable[[], nn.Module],
+    data: ImageSet,
+    config: TrainingConfig,
+    log: RunLog,
+    *,
+    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
+) -> FitResult:
+    """Train a network, or load it where it has been trained; an interrupted training goes on.
+
+    Args:
+        name: What the log calls it.
+        identity: Everything but the seed that makes this network another one than the others.
+        build: Makes the network, by the seed of `config`.
+        on_epoch: As in `zeromean.training.fit`.
+    """
+    from zeromean.training import fit
+
+    folder = log.models / runner.digest_of(identity) / f"seed-{config.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        write_json(folder.parent / "network.json", identity)
+        log.say(f"{name}: {config.epochs} epochs in {folder}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = build()
+        result = fit(
+            model,
+            data,
+            config,
+            folder=folder,
+            on_epoch=on_epoch,
+            # Several processes would draw their bars over each other.
+            progress=log.progress and multiprocessing.parent_process() is None,
+        )
+    for row in result.history:
+        log.metrics(network=name, **row)
+    model.eval()
+    return result
