@@ -222,7 +222,21 @@ def made_up_records() -> list[dict]:
                     },
                     curve("mean", lambda x: 0.1 * x, [-2, -1, 0, 1, 2], error=lambda x: 0.3),
                 ],
-            }
+            },
+            {
+                "title": "A patch of the weights",
+                "x_label": "Input",
+                "y_label": "Neuron",
+                "traces": [
+                    {
+                        "name": "weights",
+                        "kind": "image",
+                        "rows": [
+                            [draw.gauss(0, 1) * (i == j) for i in range(30)] for j in range(20)
+                        ],
+                    }
+                ],
+            },
         ],
     }
     return [fig2, table1, variance]
@@ -381,8 +395,9 @@ def test_headings_do_not_skip_a_level_and_figures_have_words(page):
     assert levels[0] == 1
     assert levels.count(1) == 1
     plots = [each for _, each in page.tags if each.get("class") == "plot"]
-    assert len(plots) == 5
-    assert all(each["role"] == "img" and each["aria-label"].startswith("Chart: ") for each in plots)
+    assert len(plots) == 6
+    assert all(each["role"] == "img" for each in plots)
+    assert all(each["aria-label"].startswith(("Chart: ", "Image: ")) for each in plots)
 
 
 def test_text_of_a_record_cannot_become_markup(path):
@@ -512,6 +527,17 @@ def test_histogram_takes_values_or_counted_bins(tmp_path):
     (bins,) = plot(read_figure(tmp_path, values | {"x": [0.0, 0.5, 1.0], "y": [3, 4, 1]}))["data"]
     assert bins["type"] == "bar"
     assert bins["width"] == 0.5
+
+
+def test_image_has_square_pixels_around_zero_and_no_table(tmp_path):
+    drawn = read_figure(tmp_path, {"name": "a", "kind": "image", "rows": [[0, 1], [-1, None]]})
+    image = plot(drawn)
+    assert image["data"][0]["z"] == [[0, 1], [-1, None]]
+    assert image["data"][0]["zmid"] == 0
+    assert image["layout"]["yaxis"]["scaleanchor"] == "x"
+    assert describe(drawn).startswith("Image: ")
+    with pytest.raises(ValueError, match="rows of different lengths"):
+        read_figure(tmp_path, {"name": "a", "kind": "image", "rows": [[0, 1], [1]]})
 
 
 def test_description_says_what_is_drawn(tmp_path):

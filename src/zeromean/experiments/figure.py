@@ -44,6 +44,14 @@ def histogram(name: str, values: Sequence[float]) -> dict[str, Any]:
     return {"name": name, "x": list(values), "kind": "histogram"}
 
 
+def image(
+    title: str, x_label: str, y_label: str, rows: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """A figure of pixels, the first row on top; zero is the background."""
+    pixels = {"name": title, "kind": "image", "rows": [list(row) for row in rows]}
+    return figure(title, x_label, y_label, [pixels])
+
+
 def over_seeds(
     name: str, x: Sequence[Any], curves: Sequence[Sequence[float | None]], *, kind: str = "line"
 ) -> dict[str, Any]:

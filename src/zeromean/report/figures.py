@@ -15,6 +15,7 @@ _MANY = 25
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 _KIND_NAMES = {"line": "line", "bar": "bars", "scatter": "points", "histogram": "histogram"}
+_PIXELS = {"showticklabels": False, "showgrid": False, "zeroline": False, "constrain": "domain"}
 
 
 def plot(figure: Figure) -> dict[str, Any]:
@@ -22,6 +23,8 @@ def plot(figure: Figure) -> dict[str, Any]:
 
     `errors` stands beside them, for the table of the numbers: a band no longer shows them.
     """
+    if any(trace.kind == "image" for trace in figure.traces):
+        return _plot_image(figure)
     data = [
         part
         for index, trace in enumerate(figure.traces)
@@ -42,6 +45,8 @@ def plot(figure: Figure) -> dict[str, Any]:
 
 def describe(figure: Figure) -> str:
     """The figure in words, for those who do not see it."""
+    if any(trace.kind == "image" for trace in figure.traces):
+        return f"Image: {figure.title}."
     axes = f"{figure.y_label} against {figure.x_label}"
     scales = " and ".join(axis for axis, log in (("x", figure.x_log), ("y", figure.y_log)) if log)
     scale = f", logarithmic in {scales}" if scales else ""
@@ -76,6 +81,21 @@ def _plot_trace(trace: Trace, index: int, y_log: bool) -> list[dict[str, Any]]:
     }
     band = _band(trace, index, y_log)
     return [*band, line] if band else [line | _error_bars(trace)]
+
+
+def _plot_image(figure: Figure) -> dict[str, Any]:
+    """Pixels are square, the first row is on top, and zero has the colour of the page."""
+    (image,) = figure.traces
+    pixels = {"type": "heatmap", "z": image.rows, "zmid": 0, "showscale": False}
+    layout = {
+        "xaxis": _axis(figure.x_label, False, ()) | _PIXELS,
+        "yaxis": _axis(figure.y_label, False, ())
+        | _PIXELS
+        | {"autorange": "reversed", "scaleanchor": "x"},
+        "showlegend": False,
+    }
+    data = [pixels | {"name": _escape(image.name), "meta": {"series": 0, "image": True}}]
+    return {"data": data, "layout": layout, "errors": None}
 
 
 def _error_bars(trace: Trace) -> dict[str, Any]:

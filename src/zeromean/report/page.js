@@ -31,6 +31,7 @@
   function traces(data, look, width) {
     return data.map((trace) => {
       const colour = look.series[trace.meta.series % look.series.length];
+      if (trace.meta.image) return { ...trace, colorscale: [[0, look.series[1]], [0.5, look.paper], [1, look.series[0]]] };
       if (trace.meta.band) return { ...trace, fillcolor: `${colour}2e`, line: { ...trace.line, color: colour } };
       const styled = { ...trace, marker: { ...trace.marker, color: colour } };
       if (trace.name) styled.name = wrap(trace.name, Math.max(16, Math.floor(width / 8) - 8)) + "\u2002";
@@ -45,8 +46,8 @@
       ...given,
       title: { ...given.title, font: { size: narrow ? 12 : 13, color: look.quiet }, standoff: 10 },
       automargin: true, gridcolor: look.rule, linecolor: look.quiet, zerolinecolor: look.rule,
-      tickfont: { color: look.quiet }, showline: true, ticks: "outside", ticklen: 4, tickcolor: look.quiet,
-      nticks: narrow ? 6 : 0, showgrid: given.type !== "category",
+      tickfont: { color: look.quiet }, showline: true, ticks: given.showticklabels === false ? "" : "outside", ticklen: 4, tickcolor: look.quiet,
+      nticks: narrow ? 6 : 0, showgrid: given.showgrid ?? given.type !== "category",
     };
   }
 

@@ -58,6 +58,8 @@ class Plot:
     title: str
     description: str
     plot: dict[str, Any]
+    has_numbers: bool
+    """Whether a table of the numbers makes sense: not of pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,12 @@ def section(name: str, title: str, record: Record | None) -> Section:
         groups=groups,
         rows=groups[0].rows if groups else [_row(claim, []) for claim in record.claims],
         figures=[
-            Plot(title=figure.title, description=describe(figure), plot=plot(figure))
+            Plot(
+                title=figure.title,
+                description=describe(figure),
+                plot=plot(figure),
+                has_numbers=all(trace.kind != "image" for trace in figure.traces),
+            )
             for figure in record.figures
         ],
         notes=[part.strip() for part in re.split(r"\n\s*\n", record.notes) if part.strip()],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 DIRECTIONS = ("at least", "at most", "equal")
-KINDS = ("line", "bar", "scatter", "histogram")
+KINDS = ("line", "bar", "scatter", "histogram", "image")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One series of a figure; a histogram without `y` holds the values to count in `x`."""
+    """One series of a figure.
+
+    A histogram without `y` holds the values to count in `x`; an image has `rows` and nothing else.
+    """
 
     name: str
     kind: str
@@ -51,6 +54,8 @@ class Trace:
     y: list[float | None]
     error: list[float | None]
     """Empty, or as long as y."""
+    rows: list[list[float | None]]
+    """The pixels of an image, from the top; 0 is the background."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +252,11 @@ def _figure(value: _Value) -> Figure:
 
 def _trace(value: _Value) -> Trace:
     kind = value["kind"].choice(KINDS)
+    if kind == "image":
+        rows = [row.numbers() for row in value["rows"]]
+        if len({len(row) for row in rows}) > 1:
+            value["rows"].fail("has rows of different lengths.")
+        return Trace(name=value["name"].text(), kind=kind, x=[], y=[], error=[], rows=rows)
     x = value["x"].positions()
     y = value.get("y") if kind == "histogram" else value["y"]
     heights = y.numbers() if y else []
@@ -256,7 +266,7 @@ def _trace(value: _Value) -> Trace:
     errors = error.numbers() if error else []
     if error and errors and len(errors) != len(heights):
         error.fail(f"has {len(errors)} numbers, but y has {len(heights)}.")
-    return Trace(name=value["name"].text(), kind=kind, x=x, y=heights, error=errors)
+    return Trace(name=value["name"].text(), kind=kind, x=x, y=heights, error=errors, rows=[])
 
 
 def _is_gap(content: Any) -> bool:
