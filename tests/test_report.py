@@ -586,7 +586,7 @@ addEventListener("load", () => setTimeout(() => {
       width: innerWidth,
       overflow: root.scrollWidth - root.clientWidth,
       drawn: root.dataset.drawn,
-      figures: count(".plot:has(.main-svg .trace):has(.xtitle):has(.ytitle)"),
+      figures: count(".plot:has(.main-svg :is(.trace, .hm)):has(.xtitle):has(.ytitle)"),
       rows: count(".data tbody tr"),
       background: getComputedStyle(document.body).backgroundColor,
       ticks: document.querySelector(".plot .xtick text").style.fill,
