@@ -369,6 +369,47 @@ def test_log_alpha_is_projected_after_steps(tmp_path):
     assert -3.5 <= model[3].weight.log_alpha.item() <= -2.5
 
 
+def test_averaged_weights_are_those_of_torch_and_survive_an_interruption(tmp_path):
+    weights, judged = [], []
+
+    class Steps(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            weights.append(pl_module.model[1].weight.detach().clone())
+
+    def look(epoch, model):
+        judged.append(model[1].weight.detach().clone())
+        return {}
+
+    config = small_config(epochs=4, average_epochs=0.5)  # 1.5 steps
+    start = small_network()[1].weight.detach().clone()
+    whole = fit(
+        small_network(),
+        blobs(),
+        config,
+        folder=tmp_path / "whole",
+        callbacks=[Steps()],
+        on_epoch=look,
+    )
+    average = start
+    for step, weight in enumerate(weights):
+        decay = min(math.exp(-1 / 1.5), (1 + step) / (10 + step))
+        average = torch.optim.swa_utils.get_ema_avg_fn(decay)(average, weight, step)
+    torch.testing.assert_close(whole.model[1].weight, average)
+    torch.testing.assert_close(judged[-1], average)
+    with pytest.raises(KeyboardInterrupt):
+        fit(
+            small_network(),
+            blobs(),
+            config,
+            folder=tmp_path / "cut",
+            callbacks=[At(3, 2, interrupt)],
+        )
+    resumed = fit(small_network(), blobs(), config, folder=tmp_path / "cut")
+    loaded = fit(small_network(), blobs(), config, folder=tmp_path / "cut")
+    assert_same_state(resumed.model, whole.model)
+    assert_same_state(loaded.model, whole.model)
+
+
 def test_monitor_says_once_that_a_layer_became_a_variance_layer(tmp_path, caplog):
     config = small_config(epochs=4, log_alpha_lr=0.5, kl_warmup_epochs=0, beta=50.0)
     with caplog.at_level(logging.INFO, "zeromean.training"):

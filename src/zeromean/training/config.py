@@ -35,6 +35,11 @@ class TrainingConfig:
 
     The loss is divided by that size, so late gradients would drown in 1e-8.
     """
+    average_epochs: float | None = None
+    """Time constant, in epochs, of a moving average of the weights, which is what is evaluated and
+    what the run ends with. The noise of Adam's steps hides how small the means of superfluous
+    weights are; averaged out, many more of them can be pruned. By default the last weights.
+    """
     decay: str = "linear"
     """What the learning rates do over the run: "linear" (to 0) or "constant"."""
     seed: int = 0
@@ -47,7 +52,7 @@ class TrainingConfig:
         for name in ("kl_warmup_epochs", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
-        for name in ("lr", "log_alpha_lr", "adam_eps"):
+        for name in ("lr", "log_alpha_lr", "adam_eps", "average_epochs"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value}.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zeromean.objectives import clip_log_alpha_, elbo_loss, kl_divergence, parameter_groups
+from zeromean.training.average import WeightAverage
 from zeromean.training.config import TrainingConfig
 from zeromean.training.layer_monitor import why_not_finite
 
@@ -24,8 +27,9 @@ class Likelihood(Protocol):
 class ElboModule(pl.LightningModule):
     """Minimises nll + beta · KL / num_data with Adam; usable with any Lightning Trainer.
 
-    `averages` holds the loss and the data term of the epoch so far. What `fit` records besides is
-    the work of its callback.
+    `averages` holds the loss and the data term of the epoch so far, `weight_average` the weights'
+    moving average where the configuration asks for one. What `fit` records besides is the work of
+    its callback.
 
     Args:
         model: Maps inputs to logits, or to what the likelihood asks for.
@@ -50,6 +54,9 @@ class ElboModule(pl.LightningModule):
         self.steps_per_epoch = steps_per_epoch
         self.likelihood = likelihood
         self.averages = EpochAverages()
+        self.weight_average: WeightAverage | None = None
+        if config.average_epochs is not None:
+            self.weight_average = WeightAverage(model, config.average_epochs * steps_per_epoch)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.model(inputs)
@@ -96,6 +103,14 @@ class ElboModule(pl.LightningModule):
         if self.config.clip_log_alpha is not None:
             low, high = self.config.clip_log_alpha
             clip_log_alpha_(self.model, low=low, high=high)
+        if self.weight_average is not None:
+            self.weight_average.update(self.current_epoch * self.steps_per_epoch + batch_idx)
+
+    @contextmanager
+    def to_be_judged(self) -> Iterator[nn.Module]:
+        """The model with the weights that count: their average where there is one."""
+        with self.weight_average.shown() if self.weight_average else nullcontext():
+            yield self.model
 
     def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.likelihood is None:

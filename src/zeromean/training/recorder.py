@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor, nn
 
 from zeromean.prediction import predict_proba
+from zeromean.training.average import WeightAverage
 from zeromean.training.checkpoint import CheckpointFolder
 from zeromean.training.layer_monitor import (
     describe_parameters,
@@ -69,6 +70,9 @@ class Recorder(pl.Callback):
             trainer.optimizers[0].load_state_dict(self.state["optimizer"])
             _scheduler(trainer).load_state_dict(self.state["scheduler"])
             set_random_state(self.state["random"])
+            average = _weight_average(pl_module)
+            if average is not None:
+                average.load(self.state["average"])
             self.state = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -78,14 +82,17 @@ class Recorder(pl.Callback):
         if parameters:
             raise ValueError(f"After epoch {epoch} {describe_parameters(parameters)}.")
         # Looking must not change what comes next: training is the same with and without it.
-        with isolated(derived_seed(pl_module.config.seed, 1, epoch)):
+        seed = derived_seed(pl_module.config.seed, 1, epoch)
+        with isolated(seed), pl_module.to_be_judged():
             row = self._metrics(pl_module, epoch, trainer)
         self.history.append(row)
+        average = _weight_average(pl_module)
         self.files.save(
             {
                 "description": self.description,
                 "epoch": epoch,
                 "model": dict(model.state_dict()),
+                "average": None if average is None else average.tensors,
                 "optimizer": trainer.optimizers[0].state_dict(),
                 "scheduler": _scheduler(trainer).state_dict(),
                 "random": random_state(),
@@ -156,6 +163,11 @@ def _test_metrics(model: nn.Module, test: ImageSet, *, seed: int) -> dict[str, f
         hits += int((probabilities.argmax(1) == labels).sum())
         nll -= float(chosen.clamp_min(torch.finfo(chosen.dtype).tiny).log().sum())
     return {"test_accuracy": 100 * hits / len(test.labels), "test_nll": nll / len(test.labels)}
+
+
+def _weight_average(module: pl.LightningModule) -> WeightAverage | None:
+    assert isinstance(module, ElboModule)
+    return module.weight_average
 
 
 def _scheduler(trainer: pl.Trainer) -> Any:

@@ -92,6 +92,7 @@ def fit(
         files.write_metrics(state["history"])
         done = state["epoch"]
         if done >= config.epochs:
+            model.load_state_dict(state["model"] | (state.get("average") or {}))
             return FitResult(model, state["history"], files.folder, done)
         _log.info("Resuming %s after epoch %d of %d.", files.folder, done, config.epochs)
 
@@ -104,6 +105,8 @@ def fit(
         counters: Any = trainer.fit_loop.epoch_progress.current
         counters.ready = counters.started = counters.processed = counters.completed = done
         _run(trainer, module, _loader(_OrderedByEpoch(batches, module)), recorder)
+    if module.weight_average is not None:
+        module.weight_average.swap_()
     return FitResult(model, recorder.history, files.folder, done)
 
 

@@ -1,0 +1,60 @@
+"""A moving average of the weights: what a run ends with where Adam's own noise matters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+class WeightAverage:
+    """Exponential moving average of the parameters and of the buffers that are not counters.
+
+    Args:
+        model: What is averaged. Its tensors stay where they are; the average has its own.
+        num_steps: Time constant.
+    """
+
+    def __init__(self, model: nn.Module, num_steps: float):
+        self.model = model
+        self.num_steps = num_steps
+        self.tensors = {
+            name: tensor.detach().clone()
+            for name, tensor in model.state_dict().items()
+            if tensor.is_floating_point()
+        }
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take the weights in after a step, counted from 0."""
+        # Early on the average is over all steps so far: it would take long to forget the start.
+        decay = min(math.exp(-1 / self.num_steps), (1 + step) / (10 + step))
+        state = self.model.state_dict()
+        weights = [state[name] for name in self.tensors]
+        get_ema_multi_avg_fn(decay)(list(self.tensors.values()), weights, step)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """The model with the average for its weights."""
+        self.swap_()
+        try:
+            yield
+        finally:
+            self.swap_()
+
+    @torch.no_grad()
+    def swap_(self) -> None:
+        state = self.model.state_dict()
+        for name, average in self.tensors.items():
+            weight = state[name].clone()
+            state[name].copy_(average)
+            average.copy_(weight)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from the tensors of a checkpoint."""
+        for name, tensor in tensors.items():
+            self.tensors[name].copy_(tensor)
