@@ -11,7 +11,7 @@ from zeromean.experiments import fig1, lenet, records, runner, small_networks, t
 from zeromean.experiments.run_log import RunLog
 
 # What a report can draw.
-KINDS = {"line", "bar", "scatter", "histogram"}
+KINDS = {"line", "bar", "scatter", "histogram", "image"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_smoke_size_runs_and_is_recorded(name, runs):
         assert figure["traces"]
         for trace in figure["traces"]:
             assert trace["kind"] in KINDS
-            if trace["kind"] != "histogram":
+            if trace["kind"] not in ("histogram", "image"):
                 assert len(trace["x"]) == len(trace["y"])
 
 

@@ -362,6 +362,48 @@ def test_first_step_is_the_elbo_of_a_plain_loop(tmp_path):
     assert row["kl/3"] == row["kl"] == pytest.approx(zm.kl_divergence(trained).item())
 
 
+def test_pruned_weights_stay_pruned_through_training_and_interruptions(tmp_path):
+    def sparse_network():
+        torch.manual_seed(0)
+        dense = partial(zm.Linear, posterior=partial(zm.Additive, log_variance=-4.0))
+        return nn.Sequential(nn.Flatten(), dense(4, 8), nn.ReLU(), dense(8, 3))
+
+    kept = []
+
+    def look(epoch, model):
+        kept.append(zm.sparsity(model).total.kept)
+        return {"kept": kept[-1]}
+
+    config = small_config(epochs=4, lr=0.1, prune_after_epochs=2, average_epochs=1)
+    folder = tmp_path / "whole"
+    whole = fit(sparse_network(), blobs(), config, folder=folder, on_epoch=look)
+    assert kept[0] == kept[1] == 56
+    assert kept[1] > kept[2] >= kept[3] > 0
+    folder = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        fit(sparse_network(), blobs(), config, folder=folder, callbacks=[At(4, 2, interrupt)])
+    resumed = fit(sparse_network(), blobs(), config, folder=folder)
+    assert resumed.resumed_from == 3
+    assert_same_state(resumed.model, whole.model)
+    loaded = fit(sparse_network(), blobs(), config, folder=folder)
+    assert_same_state(loaded.model, whole.model)
+
+
+def test_gradient_is_cut_to_its_norm(tmp_path):
+    norms = []
+
+    class Norms(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+            norms.append(nn.utils.get_total_norm(gradients).item())
+
+    for clip, name in ((None, "free"), (0.01, "cut")):
+        config = small_config(epochs=1, clip_gradient=clip)
+        fit(small_network(), blobs(), config, folder=tmp_path / name, callbacks=[Norms()])
+    assert min(norms[:3]) > 0.02
+    assert norms[3:] == pytest.approx([0.01] * 3, rel=1e-3)
+
+
 def test_log_alpha_is_projected_after_steps(tmp_path):
     config = small_config(log_alpha_lr=1.0, clip_log_alpha=(-3.5, -2.5))
     model = small_network(log_alpha=-3.0)

@@ -39,6 +39,8 @@ REGISTRY: dict[str, str] = {
     "fig9": "zeromean.experiments.fig9",
     "num_samples": "zeromean.experiments.num_samples",
     "conv_lrt": "zeromean.experiments.conv_lrt",
+    "sparse_lenet300": "zeromean.experiments.sparse_lenet300",
+    "sparse_lenet5": "zeromean.experiments.sparse_lenet5",
 }
 
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeromean as zm
@@ -141,7 +140,11 @@ def train(name: str, network: Network, settings: Settings, log: RunLog) -> Train
     """Train a LeNet-5, or load it where it has been trained."""
     from zeromean.training import TrainingConfig
 
-    data = {split: images(settings, split, log) for split in ("train", "test")}
+    sizes = {"train": settings.train_size, "test": settings.test_size}
+    data = {
+        split: shared_networks.grey_images(settings.data, split, size, log)
+        for split, size in sizes.items()
+    }
     config = TrainingConfig(
         epochs=settings.epochs,
         batch_size=settings.batch_size,
@@ -158,23 +161,6 @@ def train(name: str, network: Network, settings: Settings, log: RunLog) -> Train
         name, identity, network.build, data["train"], config, log, on_epoch=look_on
     )
     return Trained(result.model, result.history, data["train"], data["test"])
-
-
-def images(settings: Settings, split: str, log: RunLog) -> ImageSet:
-    """The first images of a set, in 28 × 28 pixels."""
-    from zeromean import data
-
-    loaded = data.load(settings.data, split, data_dir=log.data_dir)
-    size = settings.train_size if split == "train" else settings.test_size
-    if size < 1:
-        raise ValueError(f"{split}_size must be at least 1, got {size}.")
-    chosen = loaded.subset(torch.arange(min(size, len(loaded))))
-    if chosen.images.shape[1:] == (1, 28, 28):
-        return chosen
-    if chosen.images.dim() != 4 or chosen.images.shape[1] != 1:
-        raise ValueError(f"LeNet-5 reads grey images, which {settings.data} has none of.")
-    enlarged = F.interpolate(chosen.images, (28, 28), mode="bilinear")
-    return dataclasses.replace(chosen, images=enlarged)
 
 
 def look(test: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:

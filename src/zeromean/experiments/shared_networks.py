@@ -1,12 +1,14 @@
-"""Networks that several experiments need: trained once, in the folder of models."""
+"""Networks that several experiments need, trained once in the folder of models, and their data."""
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from filelock import FileLock
 from torch import nn
 
@@ -59,3 +61,19 @@ def train(
         log.metrics(network=name, **row)
     model.eval()
     return result
+
+
+def grey_images(name: str, split: str, size: int, log: RunLog) -> ImageSet:
+    """The first images of a set, in 28 × 28 pixels."""
+    from zeromean import data
+
+    loaded = data.load(name, split, data_dir=log.data_dir)
+    if size < 1:
+        raise ValueError(f"{split}_size must be at least 1, got {size}.")
+    chosen = loaded.subset(torch.arange(min(size, len(loaded))))
+    if chosen.images.shape[1:] == (1, 28, 28):
+        return chosen
+    if chosen.images.dim() != 4 or chosen.images.shape[1] != 1:
+        raise ValueError(f"these networks read grey images, which {name} has none of.")
+    enlarged = F.interpolate(chosen.images, (28, 28), mode="bilinear")
+    return dataclasses.replace(chosen, images=enlarged)

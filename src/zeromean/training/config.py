@@ -35,6 +35,13 @@ class TrainingConfig:
 
     The loss is divided by that size, so late gradients would drown in 1e-8.
     """
+    prune_after_epochs: int | None = None
+    """Epochs after which weights with log α > 3 are pruned at the start of every epoch, for good.
+    Steps of Adam shake the α of superfluous weights about; so those that were beyond the threshold
+    once stay there.
+    """
+    clip_gradient: float | None = None
+    """Norm to which longer gradients are cut; recurrent networks need it."""
     average_epochs: float | None = None
     """Time constant, in epochs, of a moving average of the weights, which is what is evaluated and
     what the run ends with. The noise of Adam's steps hides how small the means of superfluous
@@ -49,10 +56,10 @@ class TrainingConfig:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("kl_warmup_epochs", "seed"):
-            if getattr(self, name) < 0:
+        for name in ("kl_warmup_epochs", "prune_after_epochs", "seed"):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
-        for name in ("lr", "log_alpha_lr", "adam_eps", "average_epochs"):
+        for name in ("lr", "log_alpha_lr", "adam_eps", "average_epochs", "clip_gradient"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zeromean.objectives import clip_log_alpha_, elbo_loss, kl_divergence, parameter_groups
+from zeromean.prune import prune_
 from zeromean.training.average import WeightAverage
 from zeromean.training.config import TrainingConfig
 from zeromean.training.layer_monitor import why_not_finite
@@ -75,6 +77,12 @@ class ElboModule(pl.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self.averages = EpochAverages()
+        first = self.config.prune_after_epochs
+        if first is not None and self.current_epoch >= first:
+            with warnings.catch_warnings():
+                # A layer may lose everything. The metrics show it, and some are meant to.
+                warnings.filterwarnings("ignore", message="Nothing is left")
+                prune_(self.model)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, targets = batch

@@ -150,6 +150,7 @@ def _trainer(
         accelerator="cpu",
         devices=1,
         max_epochs=module.config.epochs,
+        gradient_clip_val=module.config.clip_gradient,
         callbacks=[*callbacks, ProgressBar()] if show_progress else callbacks,
         enable_progress_bar=show_progress,
         enable_checkpointing=False,

@@ -1,0 +1,36 @@
+"""Sparse variational dropout on LeNet-300-100, and magnitude pruning beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zeromean.experiments import sparse_networks
+from zeromean.experiments.run_log import RunLog
+from zeromean.experiments.sparse_networks import figures as figures
+
+TITLE = "Sparse variational dropout: LeNet-300-100"
+SOURCE = "lectures on Bayesian networks, sparse variational dropout; Molchanov et al. (2017)"
+NEEDS: tuple[str, ...] = ("mnist",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(sparse_networks.Settings):
+    """LeNet-300-100, all three layers sparse."""
+
+
+QUICK = Config(**sparse_networks.QUICK)
+SMOKE = Config(**sparse_networks.SMOKE)
+CLAIMS = sparse_networks.claims(
+    "lecture: sparse variational dropout",
+    error=(1.92, 1.95),
+    compression=68,
+    dense_error=1.64,
+    sparsity={"dense1": 98.9, "dense2": 97.2, "dense3": 62.0},
+)
+
+
+def run(config: Config, log: RunLog) -> dict[str, Any]:
+    from zeromean.models import lenet_300_100
+
+    return sparse_networks.run(lenet_300_100, config, log)

@@ -1,0 +1,413 @@
+"""LeNets with sparse variational dropout in every layer, and magnitude pruning beside it.
+
+Errors are those of mean propagation, in per cent of the test images. Compression is the number of
+weights over the number of those left, as in the literature. Sparse variational dropout prunes where
+log α > 3, and does not train afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+import zeromean as zm
+from zeromean.experiments import shared_networks
+from zeromean.experiments.claims import Claim
+from zeromean.experiments.figure import figure, image, over_seeds, trace
+from zeromean.experiments.run_log import RunLog
+
+if TYPE_CHECKING:
+    from zeromean.data import ImageSet
+    from zeromean.training import FitResult
+
+LAYERS = {
+    "lenet_300_100": ("dense1", "dense2", "dense3"),
+    "lenet5_caffe": ("conv1", "conv2", "dense1", "dense2"),
+}
+# Of the patch of a dense layer that is drawn, both ways.
+PATCH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Data and training of a network, and of those that it is compared with."""
+
+    epochs: int = 200
+    """Epochs of sparse variational dropout, from scratch."""
+    lr: float = 1e-3
+    """Adam's learning rate, which falls linearly to zero."""
+    kl_warmup_epochs: int = 5
+    """Epochs over which the weight of the KL term rises to 1."""
+    log_variance: float = -10.0
+    """Log-variance of the weights at the start."""
+    log_variance_lr: float = 1e-2
+    """Adam's learning rate for the log-variances. Where they lag behind, the KL term takes away
+    means that the data would have kept."""
+    average_epochs: float = 4.0
+    """Time constant of the moving average of the weights, which is what is pruned."""
+    batch_size: int = 100
+    """Images in a mini-batch."""
+    dense_epochs: int = 30
+    """Epochs of the network that is not sparse."""
+    magnitude: tuple[float, ...] = (4.0, 12.0, 30.0, 70.0)
+    """Compression factors to which that one is pruned by magnitude, one after the other."""
+    retraining_epochs: int = 10
+    """Epochs of training after each of these steps."""
+    data: str = "mnist"
+    """Data set: mnist, fashion-mnist, or digits (enlarged to 28 × 28)."""
+    train_size: int = 60_000
+    """Training images that are used, the first ones."""
+    test_size: int = 10_000
+    """The same for the test."""
+    seed: int = 0
+    """Seed of the initialization, the batches and the noise."""
+
+
+# Arguments of the sizes that are not full.
+QUICK: dict[str, Any] = {
+    "epochs": 10,
+    "kl_warmup_epochs": 2,
+    "average_epochs": 1.0,
+    "dense_epochs": 3,
+    "magnitude": (4.0, 12.0),
+    "retraining_epochs": 1,
+    "train_size": 10_000,
+    "test_size": 2000,
+}
+SMOKE: dict[str, Any] = {
+    "epochs": 3,
+    "kl_warmup_epochs": 1,
+    "average_epochs": 0.5,
+    "dense_epochs": 2,
+    "magnitude": (4.0,),
+    "retraining_epochs": 1,
+    "data": "digits",
+    "train_size": 500,
+    "test_size": 100,
+    "batch_size": 20,
+}
+
+
+def claims(
+    source: str,
+    *,
+    error: tuple[float, float],
+    compression: float,
+    dense_error: float,
+    sparsity: Mapping[str, float],
+) -> list[Claim]:
+    """What the lecture says of a network; the error as reported, and the most that is allowed."""
+    reported, allowed = error
+    return [
+        Claim(
+            "sparse.error",
+            reported,
+            source,
+            allowed - reported,
+            "at most",
+            "sparse variational dropout: test error",
+            "%",
+        ),
+        Claim(
+            "sparse.compression",
+            compression,
+            source,
+            0.0,
+            "at least",
+            "sparse variational dropout: weights over weights that are left",
+            "×",
+        ),
+        Claim(
+            "dense.error",
+            dense_error,
+            source,
+            0.2,
+            "at most",
+            "the network that is not sparse",
+            "%",
+        ),
+        *(
+            Claim(
+                f"sparse.sparsity.{layer}",
+                value,
+                source,
+                0.0,
+                "at least",
+                f"weights of {layer} that are gone",
+                "%",
+            )
+            for layer, value in sparsity.items()
+        ),
+    ]
+
+
+def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -> dict[str, Any]:
+    """Train, prune and measure: sparse variational dropout, then magnitude pruning."""
+    train = shared_networks.grey_images(config.data, "train", config.train_size, log)
+    test = shared_networks.grey_images(config.data, "test", config.test_size, log)
+    sparse = train_sparse(architecture, config, train, test, log)
+    pruned = pruned_copy(sparse.model)
+    dense = _train(architecture, "dense", {}, config.dense_epochs, config, train, log)
+    return {
+        "sparse": {
+            **measure(pruned, test),
+            "error_unpruned": error(sparse.model, test),
+            "error_averaged": averaged_error(pruned, test),
+        },
+        "by_epoch": {key: [row[key] for row in sparse.history] for key in ("error", "compression")},
+        "sparsity_by_epoch": _columns([row["sparsity"] for row in sparse.history]),
+        "dense": {"error": error(dense.model, test)},
+        "magnitude": _prune_by_magnitude(architecture, dense.model, config, train, test, log),
+        "pictures": {"dense": _pictures(dense.model), "sparse": _pictures(pruned)},
+    }
+
+
+def train_sparse(
+    architecture: Callable[..., nn.Module],
+    config: Settings,
+    train: ImageSet,
+    test: ImageSet,
+    log: RunLog,
+) -> FitResult:
+    """The network with sparse variational dropout in every layer."""
+    posterior = partial(zm.Additive, log_variance=config.log_variance)
+    make: dict[str, Any] = {
+        name: partial(
+            zm.Conv2d if name.startswith("conv") else zm.Linear,
+            posterior=posterior,
+            prior=zm.LogUniform(),
+        )
+        for name in LAYERS[architecture.__name__]
+    }
+    return _train(
+        architecture,
+        "sparse",
+        make,
+        config.epochs,
+        config,
+        train,
+        log,
+        identity={"log_variance": config.log_variance},
+        training={
+            "kl_warmup_epochs": config.kl_warmup_epochs,
+            "average_epochs": config.average_epochs,
+            "log_alpha_lr": config.log_variance_lr,
+        },
+        on_epoch=partial(_look, test),
+    )
+
+
+def pruned_copy(model: nn.Module) -> nn.Module:
+    """A copy, pruned where log α > 3."""
+    pruned = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        # Early in the training, and with random labels, nothing may be left of a layer.
+        warnings.filterwarnings("ignore", message="Nothing is left")
+        zm.prune_(pruned)
+    return pruned.eval()
+
+
+def measure(model: nn.Module, test: ImageSet) -> dict[str, Any]:
+    """Error, compression and the sparsity of every layer, in per cent."""
+    left = zm.sparsity(model)
+    return {
+        "error": error(model, test),
+        "compression": left.total.compression,
+        "kept": left.total.kept,
+        "sparsity": {layer.name: 100 * layer.sparsity for layer in left.layers},
+    }
+
+
+@torch.no_grad()
+def error(model: nn.Module, data: ImageSet) -> float:
+    """Per cent of images that mean propagation gets wrong."""
+    with zm.sampling(model, zm.mean):
+        scores = torch.cat([model(batch) for batch in data.images.split(1000)])
+    return 100 * (scores.argmax(-1) != data.labels).double().mean().item()
+
+
+def averaged_error(model: nn.Module, data: ImageSet, num_samples: int = 20) -> float:
+    """The same for probabilities averaged over samples."""
+    proba = [zm.predict_proba(model, x, num_samples, seed=0) for x in data.images.split(1000)]
+    return 100 * (torch.cat(proba).argmax(-1) != data.labels).double().mean().item()
+
+
+def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    metrics = [record["metrics"] for record in records]
+    first = metrics[0]
+    epochs = list(range(1, len(first["by_epoch"]["error"]) + 1))
+
+    def curve(name: str, values: Callable[[Any], Sequence[float]]) -> dict[str, Any]:
+        return over_seeds(name, epochs, [values(m) for m in metrics])
+
+    factors = [row["compression"] for row in first["magnitude"]]
+    by_magnitude = [[row["error"] for row in m["magnitude"]] for m in metrics]
+    return [
+        figure(
+            "Compression by epoch",
+            "epoch",
+            "weights over weights left",
+            [curve("sparse variational dropout", lambda m: m["by_epoch"]["compression"])],
+            y_log=True,
+        ),
+        figure(
+            "Sparsity by epoch",
+            "epoch",
+            "weights that are gone, %",
+            [
+                curve(layer, lambda m, layer=layer: m["sparsity_by_epoch"][layer])
+                for layer in first["sparsity_by_epoch"]
+            ],
+        ),
+        figure(
+            "Test error against compression",
+            "weights over weights left",
+            "error, %",
+            [
+                over_seeds("magnitude pruning, retrained", factors, by_magnitude),
+                trace(
+                    "sparse variational dropout",
+                    [m["sparse"]["compression"] for m in metrics],
+                    [m["sparse"]["error"] for m in metrics],
+                    kind="scatter",
+                ),
+                trace("not sparse", [1], [first["dense"]["error"]], kind="scatter"),
+            ],
+            x_log=True,
+        ),
+        *(
+            image(f"{title}, {name} network", x_label, y_label, rows)
+            for name, pictures in first["pictures"].items()
+            for title, x_label, y_label, rows in pictures
+        ),
+    ]
+
+
+def _train(
+    architecture: Callable[..., nn.Module],
+    name: str,
+    make: Mapping[str, Any],
+    epochs: int,
+    config: Settings,
+    train: ImageSet,
+    log: RunLog,
+    *,
+    identity: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    start: nn.Module | None = None,
+    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
+) -> FitResult:
+    """Train a network with the layers that `make` makes, or go on with `start`."""
+    from zeromean.training import TrainingConfig
+
+    settings = TrainingConfig(
+        epochs=epochs,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        seed=config.seed,
+        **(training or {}),
+    )
+
+    def build() -> nn.Module:
+        network = architecture(**make) if start is None else start
+        return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    known = {
+        "architecture": architecture.__name__,
+        "name": name,
+        **(identity or {}),
+        "training": {key: value for key, value in asdict(settings).items() if key != "seed"},
+        "data": [config.data, config.train_size],
+    }
+    return shared_networks.train(name, known, build, train, settings, log, on_epoch=on_epoch)
+
+
+def _look(test: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:
+    few = test.subset(torch.arange(min(2000, len(test))))
+    return {k: v for k, v in measure(pruned_copy(model), few).items() if k != "kept"}
+
+
+def _prune_by_magnitude(
+    architecture: Callable[..., nn.Module],
+    dense: nn.Module,
+    config: Settings,
+    train: ImageSet,
+    test: ImageSet,
+    log: RunLog,
+) -> list[dict[str, float]]:
+    """Prune the smallest weights of all layers together, train, and prune more."""
+    model, rows, steps = copy.deepcopy(dense), [], []
+    weights = [(m, "weight") for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    total = sum(module.weight.numel() for module, _ in weights)
+    for factor in config.magnitude:
+        # torch's pruning does not know other formats.
+        model.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+        steps.append(factor)
+        superfluous = _count(weights) - round(total / factor)
+        torch_prune.global_unstructured(weights, torch_prune.L1Unstructured, amount=superfluous)
+        trained = _train(
+            architecture,
+            f"magnitude {factor:g}",
+            {},
+            config.retraining_epochs,
+            config,
+            train,
+            log,
+            identity={"steps": steps, "dense_epochs": config.dense_epochs},
+            start=model,
+        )
+        model = trained.model
+        rows.append({"compression": total / _count(weights), "error": error(model, test)})
+    return rows
+
+
+def _count(weights: Sequence[tuple[Any, str]]) -> int:
+    return sum(int(module.weight.count_nonzero()) for module, _ in weights)
+
+
+@torch.no_grad()
+def _pictures(model: nn.Module) -> list[tuple[str, str, str, list[list[int]]]]:
+    """The filters of the first layer, and a patch of the largest dense one, as `image` has them."""
+    weights: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, zm.StochasticLayer):
+            mean, _ = module.weight.moments()
+            assert mean is not None
+            weights[name] = mean
+        elif isinstance(module, nn.Conv2d | nn.Linear):
+            weights[name] = module.weight
+    first = next(iter(weights.values()))
+    name, dense = max(
+        ((n, w) for n, w in weights.items() if w.dim() == 2), key=lambda item: item[1].numel()
+    )
+    middle = dense.shape[1] // 2  # the border of the images says nothing
+    patch = dense[:PATCH, middle - PATCH // 2 : middle + PATCH // 2]
+    tiles = (first if first.dim() == 4 else first[:20].unflatten(1, (1, 28, 28)))[:20, 0]
+    return [
+        ("Filters of the first layer", "ten a row", "", _per_cent(_tiled(tiles, 10))),
+        (f"A patch of {name}", "input", "neuron", _per_cent(patch)),
+    ]
+
+
+def _tiled(tiles: Tensor, columns: int) -> Tensor:
+    """Pictures `(count, height, width)` side by side, with a gap of one pixel."""
+    padded = nn.functional.pad(tiles, (0, 1, 0, 1))
+    return padded.unflatten(0, (-1, columns)).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
+
+
+def _per_cent(values: Tensor) -> list[list[int]]:
+    """In per cent of the largest: two digits are enough to look at, and keep records small."""
+    largest = values.abs().max().clamp_min(torch.finfo(values.dtype).tiny)
+    return (100 * values / largest).round().int().tolist()
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {key: [row[key] for row in rows] for key in rows[0]}
