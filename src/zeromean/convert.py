@@ -14,8 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.dropout import UnitNoise, UnitScale
 from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
-from zeromean.objectives import stochastic_layers
+from zeromean.objectives import stochastic_layers, stochastic_modules
 from zeromean.posteriors import (
     Multiplicative,
     Posterior,
@@ -23,7 +24,9 @@ from zeromean.posteriors import (
     WeightLayout,
     ZeroMean,
 )
+from zeromean.recurrent import GRU, LSTM, RecurrentLayer
 from zeromean.sampling import monte_carlo_modes
+from zeromean.stochastic import StochasticModule
 
 Predicate = Callable[[str, nn.Module], bool]
 
@@ -58,7 +61,8 @@ def make_stochastic_(
     Weights become means (for ZeroMean: their magnitudes become scales); the initial noise is the
     posterior's to say, `posterior=partial(zm.Additive, log_variance=-8.0)`. A weight that several
     layers share becomes one posterior that they share, and its KL counts once. Modules that read
-    the weights of their children themselves (nn.MultiheadAttention) are left alone.
+    the weights of their children themselves (nn.MultiheadAttention) are left alone. LSTM and GRU
+    draw their weights once for a sequence, whatever the sampler.
 
     Args:
         posterior: What q(W) becomes: a class, or a `functools.partial` of one.
@@ -66,7 +70,7 @@ def make_stochastic_(
         sampler: Sampler of every converted layer.
         where: Predicate of name and module that selects the layers. Default: all that have a twin.
     """
-    if type(model) in _TWINS:
+    if type(model) in (*_TWINS, *_RECURRENT_TWINS):
         raise ValueError(
             f"The model is itself a {type(model).__name__}, which cannot be replaced in place; "
             f"wrap it in nn.Sequential, or build a zm.{type(model).__name__}."
@@ -74,12 +78,15 @@ def make_stochastic_(
     selected, left = _select(model, where)
     _refuse_broken_ties(model, set(selected.values()))
     # Build everything before anything is replaced, so that an error leaves the model as it was.
-    twins: dict[nn.Module, StochasticLayer] = {}
+    twins: dict[nn.Module, nn.Module] = {}
     posteriors: dict[Any, Posterior] = {}
     for name, module in selected.items():
+        if isinstance(module, nn.RNNBase):
+            twins[module] = _recurrent_twin(module, posterior, prior, posteriors)
+            continue
         tied = posteriors.get(module.weight)
-        twins[module] = stochastic_twin(name, module, posterior, prior, sampler, tied)
-        posteriors[module.weight] = twins[module].weight
+        twin = twins[module] = stochastic_twin(name, module, posterior, prior, sampler, tied)
+        posteriors[module.weight] = twin.weight
     replace_modules_(model, twins)
     return Conversion(list(selected), left)
 
@@ -90,18 +97,18 @@ def to_deterministic(model: nn.Module, weights: str = "mean") -> nn.Module:
     Args:
         weights: "mean" takes the mean of every weight (the weight scaling rule); "sample" draws
             the weights once, which gives one member of the ensemble. A zero-mean layer has only
-            the latter: all its means are zero.
+            the latter: all its means are zero. Noise on units becomes fixed multipliers alike.
     """
     if weights not in ("mean", "sample"):
         raise ValueError(f"weights must be 'mean' or 'sample', got {weights!r}.")
     model = copy.deepcopy(model)
-    if isinstance(model, StochasticLayer):
-        return plain_layer("the model", model, weights, {})
     drawn: dict[Posterior, nn.Parameter] = {}
-    plain = {
-        layer: plain_layer(name, layer, weights, drawn)
-        for name, layer in stochastic_layers(model).items()
+    plain: dict[nn.Module, nn.Module] = {
+        module: _plain_module(name or "the model", module, weights, drawn)
+        for name, module in stochastic_modules(model).items()
     }
+    if model in plain:
+        return plain[model]
     replace_modules_(model, plain)
     return model
 
@@ -169,7 +176,47 @@ def plain_layer(
     Args:
         drawn: The weights so far, for layers that share a posterior.
     """
-    posterior = layer.weight
+    plain = layer.plain_twin()
+    plain.weight = _plain_weight(name, layer.weight, weights, drawn)
+    if layer.bias is not None:
+        plain.bias = layer.bias
+    return _take_over_(plain, layer)
+
+
+def plain_recurrent(
+    name: str, layer: RecurrentLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
+) -> nn.RNNBase:
+    """torch's twin of a recurrent layer, in the same way."""
+    plain = layer.plain_twin()
+    for weight_name, posterior in layer.posteriors().items():
+        parameter = _plain_weight(f"{name}.{weight_name}", posterior, weights, drawn)
+        setattr(plain, weight_name, parameter)
+    for bias_name, bias in layer.named_parameters(recurse=False):
+        setattr(plain, bias_name, bias)
+    plain.flatten_parameters()
+    return _take_over_(plain, layer)
+
+
+def _plain_module(
+    name: str, module: StochasticModule, weights: str, drawn: dict[Posterior, nn.Parameter]
+) -> nn.Module:
+    if isinstance(module, StochasticLayer):
+        return plain_layer(name, module, weights, drawn)
+    if isinstance(module, RecurrentLayer):
+        return plain_recurrent(name, module, weights, drawn)
+    if isinstance(module, UnitNoise):
+        return _take_over_(UnitScale(_plain_scale(module, weights)), module)
+    raise TypeError(f"{name} is a {type(module).__name__}, which has no plain twin.")
+
+
+def _plain_scale(noise: UnitNoise, weights: str) -> Tensor:
+    with torch.no_grad():
+        return noise.mean_scale() if weights == "mean" else noise.sample_scale(1).squeeze(0)
+
+
+def _plain_weight(
+    name: str, posterior: Posterior, weights: str, drawn: dict[Posterior, nn.Parameter]
+) -> nn.Parameter:
     if weights == "mean" and not posterior.has_mean:
         raise ValueError(
             f"{name} is a zero-mean layer: with its means it would put out a constant; "
@@ -181,11 +228,7 @@ def plain_layer(
             weight = posterior.sample() if mean is None or weights == "sample" else mean.clone()
         learns = any(parameter.requires_grad for parameter in posterior.parameters())
         drawn[posterior] = nn.Parameter(weight, requires_grad=learns)
-    plain = layer.plain_twin()
-    plain.weight = drawn[posterior]
-    if layer.bias is not None:
-        plain.bias = layer.bias
-    return _take_over_(plain, layer)
+    return drawn[posterior]
 
 
 def _select(model: nn.Module, where: Predicate | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -197,7 +240,7 @@ def _select(model: nn.Module, where: Predicate | None) -> tuple[dict[str, Any], 
     for name, module in model.named_modules():
         if module in parts:
             continue
-        if isinstance(module, StochasticLayer):
+        if isinstance(module, StochasticModule):
             left[name or "the model"] = "already stochastic"
             parts.update(module.modules())
             continue
@@ -229,17 +272,20 @@ def _reason_to_leave(
         return "nn.MultiheadAttention reads its weight directly"
     if parametrize.is_parametrized(module):
         return "its weight is parametrized; remove the parametrization first"
-    if type(module) not in _TWINS:
+    if type(module) not in (*_TWINS, *_RECURRENT_TWINS):
         return f"{kind} has no stochastic twin"
-    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+    weights = _weights(module)
+    if not all(isinstance(weight, nn.Parameter) for weight in weights):
         return "its weight is not a parameter (an old weight_norm?); remove the hook first"
     if isinstance(module, nn.Embedding) and (
         module.max_norm is not None or module.sparse or module.scale_grad_by_freq
     ):
         return "Embedding with max_norm, sparse or scale_grad_by_freq has no stochastic twin"
+    if isinstance(module, nn.RNNBase) and module.proj_size > 0:
+        return "LSTM with proj_size has no stochastic twin"
     if where is not None and not where(name, module):
         return "not selected"
-    if not module.weight.is_meta and not module.weight.isfinite().all():
+    if any(not weight.is_meta and not weight.isfinite().all() for weight in weights):
         raise ValueError(
             f"The weight of {name} must be finite, got NaN or infinite values; load a sound "
             "checkpoint before converting."
@@ -247,8 +293,16 @@ def _reason_to_leave(
     return None
 
 
+def _weights(module: nn.Module) -> list[Any]:
+    """The weights of a layer that become random; None for what should be a parameter and is not."""
+    names = ["weight"]
+    if isinstance(module, nn.RNNBase):
+        names = [n for n in module._flat_weights_names if n.startswith("weight_")]
+    return [module._parameters.get(name) for name in names]
+
+
 def _refuse_broken_ties(model: nn.Module, selected: set[Any]) -> None:
-    weights = {module.weight for module in selected}
+    weights = {weight for module in selected for weight in _weights(module)}
     for name, module in model.named_modules():
         if module not in selected and any(p in weights for p in module._parameters.values()):
             raise ValueError(
@@ -279,6 +333,38 @@ def stochastic_twin(
     layer = _TWINS[type(module)](module, posterior=factory, prior=prior, sampler=sampler, **place)
     if layer.bias is not None:
         layer.bias = module.bias
+    return _take_over_(layer, module)
+
+
+def _recurrent_twin(
+    module: nn.RNNBase,
+    posterior: PosteriorFactory,
+    prior: PriorChoice,
+    posteriors: dict[Any, Posterior],
+) -> RecurrentLayer:
+    """The same for LSTM and GRU, whose weights are added to the `posteriors` so far."""
+    like = _weights(module)[0]
+    layer = _RECURRENT_TWINS[type(module)](
+        module.input_size,
+        module.hidden_size,
+        module.num_layers,
+        module.bias,
+        module.batch_first,
+        module.dropout,
+        module.bidirectional,
+        posterior=posterior,
+        prior=prior,
+        device=like.device,
+        dtype=like.dtype,
+    )
+    for name, distribution in layer.posteriors().items():
+        weight = module.get_parameter(name)
+        if weight not in posteriors:
+            distribution.set_weight_(weight)
+            posteriors[weight] = distribution.requires_grad_(weight.requires_grad)
+        setattr(layer, name, posteriors[weight])
+    for name, _ in list(layer.named_parameters(recurse=False)):
+        setattr(layer, name, module.get_parameter(name))
     return _take_over_(layer, module)
 
 
@@ -351,3 +437,5 @@ _TWINS: dict[Any, Callable[..., StochasticLayer]] = {
     **{layer.torch_twin: _convolution_twin(layer) for layer in (Conv1d, Conv2d, Conv3d)},
     nn.ConvTranspose2d: _convolution_twin(ConvTranspose2d),
 }
+
+_RECURRENT_TWINS: dict[Any, type[RecurrentLayer]] = {nn.LSTM: LSTM, nn.GRU: GRU}

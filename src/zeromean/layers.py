@@ -10,6 +10,7 @@ local reparameterization. Layers sample in train and eval mode alike; see `zm.sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,12 +21,13 @@ from zeromean.noise import normal
 from zeromean.posteriors import Posterior, PosteriorFactory, WeightLayout, ZeroMean
 from zeromean.priors import LogUniform, Prior
 from zeromean.samplers import SAMPLERS, Sampler, local, weight
+from zeromean.stochastic import StochasticModule
 
 PriorChoice = Prior | None | Literal["default"]
 SamplerChoice = Sampler | Literal["default"]
 
 
-class StochasticLayer(nn.Module):
+class StochasticLayer(StochasticModule):
     """A linear map with a random weight and a deterministic bias.
 
     Args:
@@ -49,7 +51,7 @@ class StochasticLayer(nn.Module):
     ):
         super().__init__()
         self.weight = posterior
-        self.prior = _checked_prior(prior, posterior)
+        self.prior = checked_prior(prior, posterior)
         self.sampler = checked_sampler(sampler, posterior)
         bias = None
         if bias_size is not None:
@@ -74,11 +76,11 @@ class StochasticLayer(nn.Module):
         """torch's layer of the same geometry, on the meta device."""
         raise NotImplementedError
 
-    def kl(self) -> Tensor:
-        """KL(posterior ‖ prior), summed over the weights; zero without a prior."""
-        if self.prior is None:
-            return torch.zeros((), device=self.weight.device, dtype=self.weight.dtype)
-        return self.prior.kl(self.weight)
+    def accepted_sampler(self, sampler: Sampler) -> Sampler:
+        return checked_sampler(sampler, self.weight)
+
+    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
+        return {} if self.prior is None else {self.weight: partial(self.prior.kl, self.weight)}
 
     def reset_parameters(self) -> None:
         self.weight.reset_parameters()
@@ -209,7 +211,8 @@ def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
     return sampler
 
 
-def _checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
+def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
+    """The prior, or an error where its KL does not cover the posterior."""
     if isinstance(prior, str) and prior == "default":
         return LogUniform() if posterior.noise is normal else None
     if prior is None:

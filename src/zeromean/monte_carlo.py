@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zeromean.objectives import stochastic_layers
+from zeromean.objectives import stochastic_modules
+from zeromean.recurrent import RecurrentLayer
 from zeromean.replay import Replay
 from zeromean.samplers import Sampler, auto, local, mean, moment_matched
 from zeromean.sampling import monte_carlo_modes, sampling
@@ -139,9 +140,10 @@ def _first_chunk_size(values: tuple) -> int:
 
 def _must_loop(model: nn.Module) -> bool:
     """Whether the model has noise or code that vmap would not see."""
+    recurrent = (nn.RNNBase, RecurrentLayer)
     return any(
         # The dropout between the layers of an LSTM or GRU is drawn once for all samples by vmap.
-        (isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1)
+        (isinstance(module, recurrent) and module.dropout > 0 and module.num_layers > 1)
         or type(module).__name__ == "OptimizedModule"  # torch.compile: its graph is one call
         for module in model.modules()
     )
@@ -152,7 +154,7 @@ def _has_hooks(model: nn.Module) -> bool:
 
 
 def _draws_outputs(model: nn.Module) -> bool:
-    samplers = {layer.sampler for layer in stochastic_layers(model).values()}
+    samplers = {module.sampler for module in stochastic_modules(model).values()}
     return samplers <= {local, moment_matched, mean, auto}
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zeromean.dropout import GaussianDropout, UnitNoise
 from zeromean.layers import StochasticLayer
 from zeromean.posteriors import Additive, Multiplicative, Posterior
+from zeromean.stochastic import StochasticModule
 
 
 def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
@@ -18,21 +20,27 @@ def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
     return {n: m for n, m in model.named_modules() if isinstance(m, StochasticLayer)}
 
 
+def stochastic_modules(model: nn.Module) -> dict[str, StochasticModule]:
+    """All that draws noise, by name: stochastic and recurrent layers, and noise on units."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, StochasticModule)}
+
+
 def kl_by_layer(model: nn.Module) -> dict[str, Tensor]:
-    """The KL term of every stochastic layer by name; a tied posterior counts once."""
+    """The KL term of everything that has one, by name; a tied posterior counts once."""
     terms: dict[str, Tensor] = {}
-    counted: set[int] = set()
-    for name, layer in stochastic_layers(model).items():
-        if layer.prior is not None and id(layer.weight) not in counted:
-            counted.add(id(layer.weight))
-            terms[name] = layer.kl()
+    counted: set[nn.Module] = set()
+    for name, module in stochastic_modules(model).items():
+        uncounted = {d: kl for d, kl in module.kl_terms().items() if d not in counted}
+        if uncounted:
+            counted.update(uncounted)
+            terms[name] = torch.stack([kl() for kl in uncounted.values()]).sum()
     return terms
 
 
 def kl_divergence(model: nn.Module) -> Tensor:
     """KL(q ‖ p) of the whole model: a pure function of its parameters.
 
-    A zero tensor where there is no stochastic layer.
+    A zero tensor where nothing has a KL term.
     """
     terms = list(kl_by_layer(model).values())
     if not terms:
@@ -79,7 +87,7 @@ def cosine_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callab
 
 
 def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = math.inf) -> None:
-    """Project log α of every weight into [low, high]; call it after each optimizer step.
+    """Project log α of every weight and unit into [low, high], after each optimizer step.
 
     `high=0` is Kingma's α ≤ 1. A projection, not a clamp in the forward pass: a clamped parameter
     would get no gradient and could never come back.
@@ -87,13 +95,14 @@ def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = m
     if not low <= high:
         raise ValueError(f"low must not exceed high, got low={low}, high={high}.")
     with torch.no_grad():
-        for posterior in {layer.weight for layer in stochastic_layers(model).values()}:
-            if isinstance(posterior, Multiplicative):
-                posterior.log_alpha.clamp_(low, high)
-            elif isinstance(posterior, Additive):
-                log_squared_mean = posterior.log_variance - posterior.log_alpha_per_weight()
-                log_alpha = posterior.log_alpha_per_weight().clamp(low, high)
-                posterior.log_variance.copy_(log_squared_mean + log_alpha)
+        for module in model.modules():
+            if isinstance(module, (Multiplicative, GaussianDropout)):
+                module.log_alpha.clamp_(low, high)
+            elif isinstance(module, Additive):
+                log_alpha = module.log_alpha_per_weight()
+                # Pruned weights have no α to move.
+                move = module.masked(log_alpha.clamp(low, high) - log_alpha)
+                module.log_variance.add_(move)
 
 
 def parameter_groups(
@@ -111,14 +120,14 @@ def parameter_groups(
 
     Args:
         lr: Learning rate.
-        log_alpha_lr: Learning rate of log α and log-variances; 10 · lr lets log α cross zero
-            within epochs where lr alone takes tens. Default: lr.
+        log_alpha_lr: Learning rate of log α, log-variances and log-scales; 10 · lr lets log α
+            cross zero within epochs where lr alone takes tens. Default: lr.
         weight_decay: Decay of the first group.
     """
     logarithms, scales = set(), set()
-    for posterior in model.modules():
-        if isinstance(posterior, Posterior):
-            for name, parameter in posterior.named_parameters(recurse=False):
+    for module in model.modules():
+        if isinstance(module, (Posterior, UnitNoise)):
+            for name, parameter in module.named_parameters(recurse=False):
                 if name.startswith("log_"):
                     logarithms.add(parameter)
                 elif name == "scale":

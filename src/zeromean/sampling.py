@@ -9,13 +9,19 @@ from weakref import WeakSet
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from zeromean.layers import checked_sampler
-from zeromean.objectives import stochastic_layers
+from zeromean.objectives import stochastic_modules
+from zeromean.recurrent import RecurrentLayer
 from zeromean.samplers import Sampler, mean
 
 # What draws dropout noise while its own `training` flag is set. TransformerEncoderLayer is here
 # because in eval mode its fused fast path would skip the dropout inside it.
-_DROPS_OUT = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer)
+_DROPS_OUT = (
+    _DropoutNd,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    RecurrentLayer,
+    nn.TransformerEncoderLayer,
+)
 
 
 # Dropout modules that a `sampling(model, mean)` block has turned off, however deep it is nested.
@@ -24,7 +30,7 @@ _silenced: WeakSet[nn.Module] = WeakSet()
 
 @contextmanager
 def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
-    """Let every stochastic layer of the model draw with `sampler` inside the block.
+    """Let everything stochastic in the model draw with `sampler` inside the block.
 
     `with zm.sampling(model, zm.mean):` propagates means, and turns Dropout off as well. Samplers
     and modes are restored at the end, also after an exception. The model itself is changed for the
@@ -32,8 +38,8 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     """
     if not callable(sampler):
         raise TypeError(f"sampler must be a function such as zm.mean, got {sampler!r}.")
-    layers = list(stochastic_layers(model).values())
-    replacements = [checked_sampler(sampler, layer.weight) for layer in layers]
+    layers = list(stochastic_modules(model).values())
+    replacements = [layer.accepted_sampler(sampler) for layer in layers]
     previous = [layer.sampler for layer in layers]
     modes = [(m, m.training) for m in model.modules() if isinstance(m, _DROPS_OUT)]
     newly_silenced: set[nn.Module] = set()

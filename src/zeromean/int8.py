@@ -1,0 +1,75 @@
+"""Dense layers in 8-bit integers, for inference that is smaller and faster."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.convert import replace_modules_
+
+
+def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
+    """A copy of the model with its large plain linear layers in int8, for inference.
+
+    It pays for batches: on one CPU thread a layer of 800 × 500 is 3 times faster for 256 objects
+    and 1.7 times for 16, and slower for a single one, for which it takes about a million weights
+    to pay. Stochastic layers stay as they are: make them plain first (`zm.to_deterministic`,
+    `zm.compress`). Sparse layers gain more from `zm.compress`.
+
+    Args:
+        min_weights: Number of weights from which a layer is converted.
+    """
+    model = copy.deepcopy(model)
+    large: dict[nn.Module, nn.Module] = {
+        module: Int8Linear(module).train(module.training)
+        for module in model.modules()
+        if type(module) is nn.Linear and module.weight.numel() >= min_weights
+    }
+    if not large:
+        raise ValueError(
+            f"The model has no plain linear layer of at least {min_weights} weights; make "
+            "stochastic layers plain with zm.to_deterministic first, or lower min_weights."
+        )
+    if model in large:
+        return large[model]
+    replace_modules_(model, large)
+    return model
+
+
+class Int8Linear(nn.Module):
+    """A plain linear layer in int8: weights with a scale a neuron, activations with one an object.
+
+    For inference. It needs a quarter of the memory of float32, and multiplies in integers.
+
+    Args:
+        layer: The layer to round to 8 bits.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        with torch.no_grad():
+            scale = layer.weight.abs().amax(1).clamp_min(torch.finfo(layer.weight.dtype).tiny) / 127
+            weight = (layer.weight / scale.unsqueeze(1)).round().to(torch.int8)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.reshape(-1, self.in_features)
+        largest = rows.abs().amax(1, keepdim=True)
+        step = largest.clamp_min(torch.finfo(rows.dtype).tiny) / 127
+        integers = (rows / step).round_().to(torch.int8)
+        sums = torch._int_mm(integers, self.weight.t())  # pyright: ignore[reportPrivateImportUsage]
+        output = sums * (step * self.scale)
+        output = output if self.bias is None else output.add_(self.bias)
+        return output.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

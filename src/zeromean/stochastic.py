@@ -1,0 +1,39 @@
+"""What everything that draws noise has in common: a sampler and, where there is a prior, a KL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.samplers import Sampler
+
+
+class StochasticModule(nn.Module):
+    """A module that draws noise: a layer with random weights, or noise on units.
+
+    Attributes:
+        sampler: How it draws; `zm.sampling` changes it for the length of a block.
+    """
+
+    sampler: Sampler
+
+    def accepted_sampler(self, sampler: Sampler) -> Sampler:
+        """The way to draw when all of a model is asked to draw with this sampler."""
+        raise NotImplementedError
+
+    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
+        """How to compute the KL of each distribution here, by the module that holds it.
+
+        Modules may share a distribution, whose KL counts once in a model. Empty without a prior.
+        """
+        raise NotImplementedError
+
+    def kl(self) -> Tensor:
+        """KL(q ‖ p), summed over what is random here; zero without a prior."""
+        terms = [term() for term in self.kl_terms().values()]
+        if not terms:
+            like = next(self.parameters(), torch.zeros(()))
+            return torch.zeros((), device=like.device, dtype=like.dtype)
+        return torch.stack(terms).sum()

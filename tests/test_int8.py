@@ -1,0 +1,52 @@
+"""Integer layers: against the plain ones, within the errors of rounding."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import zeromean as zm
+from zeromean.int8 import Int8Linear
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 300), (2, 3, 300), (300,)])
+def test_int8_layer_is_close_to_the_plain_one(bias, shape):
+    plain = nn.Linear(300, 40, bias)
+    layer = Int8Linear(plain)
+    x = torch.randn(shape)
+    output, expected = layer(x), plain(x)
+    assert output.shape == expected.shape
+    # Rounding errors of weights and inputs, each uniform in its step: two standard sums.
+    steps = (plain.weight.abs().amax(1) / 127, x.abs().amax(-1, keepdim=True) / 127)
+    error = (steps[0].square() * x.square().sum(-1, keepdim=True)).add(
+        steps[1].square() * plain.weight.square().sum(1)
+    )
+    assert ((output - expected).abs() < 5 * (error / 12).sqrt()).all()
+    assert layer.weight.dtype == torch.int8
+
+
+def test_int8_layer_is_exact_for_integers():
+    plain = nn.Linear(64, 8)
+    with torch.no_grad():
+        plain.weight.copy_(torch.randint(-127, 128, (8, 64)))
+        plain.weight[:, 0] = 127.0
+    x = torch.randint(-127, 128, (5, 64)).float()
+    x[:, 0] = -127.0
+    torch.testing.assert_close(Int8Linear(plain)(x), plain(x))
+
+
+def test_to_int8_converts_large_plain_layers_and_keeps_the_rest():
+    model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3), zm.Linear(3, 3))
+    converted = zm.to_int8(model)
+    assert [type(m) for m in converted] == [Int8Linear, nn.ReLU, nn.Linear, zm.Linear]
+    assert type(model[0]) is nn.Linear
+    fresh = copy.deepcopy(converted)
+    fresh.load_state_dict(converted.state_dict())
+    x = torch.randn(4, 300)
+    torch.testing.assert_close(fresh[:3](x), converted[:3](x), rtol=0, atol=0)
+    assert "Int8Linear(300, 300, bias=True)" in repr(converted)
+    assert isinstance(zm.to_int8(model[0]), Int8Linear)
+    with pytest.raises(ValueError, match="no plain linear layer of at least 65536 weights"):
+        zm.to_int8(nn.Sequential(zm.Linear(300, 300)))

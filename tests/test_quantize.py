@@ -1,0 +1,216 @@
+"""Bit widths from posteriors: against the definition, and by what is left of the predictions."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import zeromean as zm
+from zeromean.quantize import MAX_BITS
+
+every_per = pytest.mark.parametrize("per", ["layer", "neuron", "weight"])
+LAYERS = {
+    "Linear": lambda **o: zm.Linear(20, 7, **o),
+    "Conv2d": lambda **o: zm.Conv2d(4, 6, 3, groups=2, **o),
+    "ConvTranspose2d": lambda **o: zm.ConvTranspose2d(4, 6, 3, groups=2, **o),
+    "Embedding": lambda **o: zm.Embedding(9, 5, padding_idx=2, **o),
+}
+every_layer = pytest.mark.parametrize("layer", LAYERS)
+
+
+def trained(layer, log_variance=-6.0):
+    """A layer whose posterior has standard deviations of many sizes."""
+    layer = LAYERS[layer](posterior=zm.Additive)
+    with torch.no_grad():
+        layer.weight.log_variance.normal_(log_variance, 1.0)
+    return layer
+
+
+def deviations(before, layer):
+    error = (layer.weight.mean - before) / (0.5 * layer.weight.log_variance).exp()
+    return layer.weight.counted(error)
+
+
+@every_layer
+@every_per
+def test_rounding_errors_stay_within_the_tolerance(layer, per):
+    layer = trained(layer)
+    before = layer.weight.mean.detach().clone()
+    report = zm.quantize_(nn.Sequential(layer), per=per, tolerance=0.3)
+    errors = deviations(before, layer)
+    rms = errors.square().mean().sqrt()
+    assert 0.01 < rms <= 0.3 + 1e-4
+    torch.testing.assert_close(rms.item(), report.layers[0].deviation, rtol=1e-3, atol=1e-4)
+    if per == "weight":
+        assert errors.abs().max() <= 0.3 + 1e-4
+    assert report.layers[0].weights == before.numel()
+    assert 1 <= report.layers[0].bits <= MAX_BITS
+
+
+def test_one_bit_less_would_break_the_tolerance():
+    original = trained("Linear")
+    report = zm.quantize_(copy.deepcopy(original), tolerance=0.3)
+    bits = round(report.layers[0].bits)
+    for width, fine in ((bits, True), (bits - 1, False)):
+        layer = copy.deepcopy(original)
+        zm.quantize_(layer, bits=width)
+        rms = deviations(original.weight.mean, layer).square().mean().sqrt()
+        assert (rms <= 0.3) == fine
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 8])
+@every_layer
+def test_weights_lie_on_a_symmetric_grid(layer, bits):
+    layer = trained(layer)
+    zm.quantize_(layer, bits=bits)
+    values = layer.weight.mean.unique()
+    if isinstance(layer, zm.Embedding):
+        assert (layer.weight.mean[layer.padding_idx] == 0).all()
+        values = values[values != 0]
+    ratios = values / (values.abs().max() / max(2 ** (bits - 1) - 1, 1))
+    torch.testing.assert_close(ratios, ratios.round(), rtol=1e-5, atol=1e-4)
+    assert bits > 1 or len(values) == 2
+
+
+@every_layer
+def test_neurons_have_scales_of_their_own(layer):
+    layer = trained(layer)
+    before = layer.weight.mean.detach().clone()
+    with torch.no_grad():
+        # One output unit with weights a hundred times larger must not coarsen the others.
+        unit = [slice(None)] * before.dim()
+        unit[layer.weight.layout.neuron_dim] = 0
+        layer.weight.mean[tuple(unit)] *= 100
+    by_neuron, by_layer = copy.deepcopy(layer), copy.deepcopy(layer)
+    zm.quantize_(by_neuron, per="neuron", bits=4)
+    zm.quantize_(by_layer, per="layer", bits=4)
+    dim = layer.weight.layout.neuron_dim
+    small = torch.arange(1, before.shape[dim])
+    errors = [
+        (quantized.weight.mean - before).index_select(dim, small).abs().max()
+        for quantized in (by_neuron, by_layer)
+    ]
+    assert errors[0] < 0.1 * before.abs().max()
+    assert errors[1] > 0.3 * before.abs().max()
+
+
+def test_more_noise_needs_fewer_bits():
+    bits = []
+    for log_variance in (-14.0, -10.0, -6.0, -2.0):
+        torch.manual_seed(0)
+        layer = trained("Linear", log_variance)
+        bits.append(zm.quantize_(layer).layers[0].bits)
+    assert bits == sorted(bits, reverse=True)
+    # Four e-folds of variance are two of the step: close to 3 bits.
+    assert 2 <= bits[0] - bits[1] <= 4
+
+
+@every_per
+def test_sizes_count_weights_widths_scales_and_positions(per):
+    layer = zm.Linear(64, 8, bias=False, posterior=zm.Additive)
+    report = zm.quantize_(layer, per=per, bits=3)
+    side_information = {"layer": 40, "neuron": 8 * 40, "weight": 40}[per]
+    nonzero = report.layers[0].nonzero
+    in_order = 512 * 3
+    sparse = nonzero * 3 + min(512, nonzero * 9)
+    assert report.layers[0].size == math.ceil((side_information + min(in_order, sparse)) / 8)
+    assert report.rest == 0
+    assert report.original_size == 512 * 4
+    assert report.compression == pytest.approx(2048 / report.size)
+
+
+def test_pruned_weights_stay_pruned_and_cost_only_positions():
+    layer = zm.Linear(100, 10, posterior=zm.Additive)
+    layer.weight.mask = torch.rand(10, 100) < 0.05
+    before = layer.weight.mean.detach().clone()
+    kept = int(layer.weight.mask.sum())
+    report = zm.quantize_(layer, bits=5)
+    assert report.layers[0].nonzero <= kept
+    assert report.layers[0].size <= math.ceil((40 + kept * 5 + kept * 10) / 8)
+    assert report.rest == 40  # The biases.
+    pruned = ~layer.weight.mask
+    assert torch.equal(layer.weight.mean[pruned], before[pruned])
+    assert (layer.weight.moments()[0][pruned] == 0).all()
+
+
+@every_per
+def test_a_fully_pruned_layer_costs_next_to_nothing(per):
+    layer = zm.Linear(10, 4, posterior=zm.Additive)
+    layer.weight.mask = torch.zeros(4, 10, dtype=torch.bool)
+    report = zm.quantize_(layer, per=per)
+    assert report.layers[0].nonzero == 0
+    assert report.layers[0].size <= 5
+
+
+def test_predictions_change_less_than_by_one_draw_of_the_weights():
+    model = nn.Sequential(
+        zm.Linear(16, 32, posterior=partial(zm.Additive, log_variance=-5.0)),
+        nn.Tanh(),
+        zm.Linear(32, 3, posterior=partial(zm.Additive, log_variance=-5.0)),
+    )
+    x = torch.randn(200, 16)
+    with zm.sampling(model, zm.mean), torch.no_grad():
+        before = model(x)
+    drawn = zm.sample_outputs(model, x, 50, sampler=zm.weight)
+    zm.quantize_(model, tolerance=0.5)
+    with zm.sampling(model, zm.mean), torch.no_grad():
+        after = model(x)
+    assert (after - before).square().mean() < 0.5 * (drawn - before).square().mean()
+    plain = zm.to_deterministic(model)
+    torch.testing.assert_close(plain(x), after)
+
+
+def test_report_names_what_was_left_and_prints_a_table():
+    model = nn.Sequential(
+        zm.Linear(4, 4, posterior=zm.Additive), zm.Linear(4, 4), nn.Linear(4, 2), zm.LSTM(4, 3)
+    )
+    report = zm.quantize_(model, where=lambda name, module: name != "0")
+    assert [row.name for row in report.layers] == ["3.weight_ih_l0", "3.weight_hh_l0"]
+    assert report.left == {
+        "0": "not selected",
+        "1": "all its means are zero; there is nothing to round",
+    }
+    everything = [*zm.to_deterministic(model, "sample").parameters()]
+    assert report.original_size == sum(p.nbytes for p in everything)
+    text = str(report)
+    assert "3.weight_hh_l0" in text
+    assert f"{report.compression:.1f}×" in text
+
+
+def test_tied_posteriors_are_quantized_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = zm.Embedding(9, 5, posterior=zm.Additive)
+            self.decoder = zm.Linear(5, 9, posterior=zm.Additive)
+            self.decoder.weight = self.embedding.weight
+
+    assert [row.name for row in zm.quantize_(Tied()).layers] == ["embedding"]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"bits": 0}, "bits must be a whole number from 1 to 24, got 0"),
+        ({"bits": 25}, "bits must be a whole number from 1 to 24"),
+        ({"tolerance": 0.0}, "tolerance must be a positive number"),
+        ({"per": "filter"}, "per must be 'layer', 'neuron' or 'weight'"),
+    ],
+)
+def test_wrong_settings_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        zm.quantize_(trained("Linear"), **options)
+
+
+def test_models_without_means_to_round_are_refused():
+    with pytest.raises(ValueError, match="no posterior to choose bit widths from; convert it"):
+        zm.quantize_(nn.Sequential(nn.Linear(3, 2)))
+    with pytest.raises(ValueError, match=r"Nothing to quantize \(0: all its means are zero"):
+        zm.quantize_(nn.Sequential(zm.Linear(3, 2)))
+    broken = trained("Linear")
+    broken.weight.mean.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match="not finite"):
+        zm.quantize_(broken)
