@@ -356,8 +356,23 @@ def rewrite_header(path, change):
 def test_newer_format_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     zm.save(stochastic(), path)
-    rewrite_header(path, lambda header: header.update(format_version=2))
-    assert_refuses(path, "has format version 2, this zeromean reads up to 1; upgrade zeromean")
+    rewrite_header(path, lambda header: header.update(format_version=3))
+    assert_refuses(path, "has format version 3, this zeromean reads up to 2; upgrade zeromean")
+
+
+def test_masks_are_saved_and_only_files_with_masks_need_the_newer_format(tmp_path):
+    path = tmp_path / "m.safetensors"
+    model = stochastic()
+    zm.save(model, path)
+    assert header_of(path)["format_version"] == 1
+    zm.prune_(model, sparsity=0.5)
+    zm.save(model, path)
+    assert header_of(path)["format_version"] == 2
+    for fresh in (plain(), stochastic()):
+        loaded = zm.load(path, fresh)
+        assert loaded.state_dict().keys() == model.state_dict().keys()
+        for key, value in model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[key], value)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Networks whose weights are random: variance networks, variational dropout and around them."""
 
 from zeromean.certificate import zero_mean_
+from zeromean.compress import compress
 from zeromean.convert import (
     make_stochastic_,
     recalibrate_batchnorm_,
     to_deterministic,
 )
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.dropout import GaussianDropout, LogNormalDropout, UnitNoise
+from zeromean.int8 import to_int8
 from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
 from zeromean.noise import normal, rademacher, uniform
@@ -28,8 +31,12 @@ from zeromean.prediction import (
     sample_outputs,
 )
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
+from zeromean.prune import prune_
+from zeromean.quantize import quantize_
+from zeromean.recurrent import GRU, LSTM
 from zeromean.samplers import auto, flipout, local, mean, moment_matched, weight
 from zeromean.sampling import sampling
 from zeromean.serialization import load, save
+from zeromean.sparsity import sparsity
 
 __version__ = "0.1.0"

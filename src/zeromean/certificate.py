@@ -268,5 +268,6 @@ def _without_mean(posterior: Posterior) -> ZeroMean:
     )
     with torch.no_grad():
         zero_mean.scale.copy_(scale)
+    zero_mean.mask = posterior.mask
     learns = any(parameter.requires_grad for parameter in posterior.parameters())
     return zero_mean.requires_grad_(learns)

@@ -2,7 +2,8 @@
 
 Every posterior is fully factorized, w = mean + scale · ε, with ε of zero mean and unit variance.
 Its parameters stand in a layer's state dict under `weight.`: `scale` (ZeroMean), `mean` and
-`log_alpha` (Multiplicative), `mean` and `log_variance` (Additive).
+`log_alpha` (Multiplicative), `mean` and `log_variance` (Additive); and `mask`, once weights have
+been pruned: a pruned weight is exactly zero and has no noise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,9 +48,15 @@ class Posterior(nn.Module):
         shape: Shape of the weight tensor.
         noise: Noise family: `zm.normal`, `zm.rademacher` or `zm.uniform`.
         layout: How the layer reads the tensor.
+
+    Attributes:
+        mask: True where a weight is kept, False where it has been pruned; None until `zm.prune_`
+            prunes something. The parameters of pruned weights stay as they are and are not read,
+            so that setting it back to None takes the pruning back.
     """
 
     has_mean = True
+    mask: Tensor | None
 
     def __init__(self, shape: Sequence[int], noise: NoiseFamily, layout: WeightLayout):
         super().__init__()
@@ -58,6 +66,7 @@ class Posterior(nn.Module):
         self.shape = torch.Size(shape)
         self.noise = noise
         self.layout = layout
+        self.register_buffer("mask", None)
 
     # What a posterior must answer.
 
@@ -66,11 +75,11 @@ class Posterior(nn.Module):
         raise NotImplementedError
 
     def log_variance_per_weight(self) -> Tensor:
-        """Logarithm of the variance of every weight, in the shape of the weight."""
+        """Logarithm of the variance of every weight, in its shape; −∞ for pruned weights."""
         raise NotImplementedError
 
     def log_alpha_per_weight(self) -> Tensor:
-        """log α = log(variance / mean²) of every weight, in the shape of the weight."""
+        """log α = log(variance / mean²) of every weight, in its shape; +∞ for pruned weights."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -115,6 +124,13 @@ class Posterior(nn.Module):
             return per_weight
         return torch.cat([per_weight[:row], per_weight[row + 1 :]])
 
+    def masked(self, per_weight: Tensor, rows: Tensor | None = None, value: float = 0.0) -> Tensor:
+        """Values for every weight, with `value` (and no gradient) at the pruned ones."""
+        if self.mask is None:
+            return per_weight
+        mask = self.mask if rows is None else self.mask[rows]
+        return per_weight.masked_fill(~mask, value)
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -137,7 +153,17 @@ class Posterior(nn.Module):
         return len(self.shape)
 
     def extra_repr(self) -> str:
-        return f"{tuple(self.shape)}, noise={self.noise.__name__}"
+        pruned = "" if self.mask is None else ", pruned"
+        return f"{tuple(self.shape)}, noise={self.noise.__name__}{pruned}"
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        """A state dict says whether weights are pruned: the mask comes and goes with it."""
+        name = f"{prefix}mask"
+        if name in state_dict and self.mask is None:
+            self.mask = torch.ones(self.shape, dtype=torch.bool, device=self.device)
+        elif name not in state_dict and any(prefix + p in state_dict for p in self._parameters):
+            self.mask = None
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _silenced(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
         """The scale (or variance) with the noiseless row at zero."""
@@ -188,10 +214,10 @@ class ZeroMean(Posterior):
         self.reset_parameters()
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[None, Tensor]:
-        return None, self._look_up(self.scale, rows)
+        return None, self.masked(self._look_up(self.scale, rows), rows)
 
     def log_variance_per_weight(self) -> Tensor:
-        return 2 * _log_magnitude(self.scale)
+        return self.masked(2 * _log_magnitude(self.scale), value=-math.inf)
 
     def log_alpha_per_weight(self) -> Tensor:
         return torch.full_like(self.scale, math.inf)
@@ -236,17 +262,18 @@ class Multiplicative(Posterior):
         self.reset_parameters()
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        mean = self._look_up(self.mean, rows)
+        mean = self.masked(self._look_up(self.mean, rows), rows)
         log_alpha = self._broadcastable_log_alpha()
         if self.share == "weight":
             log_alpha = self._look_up(log_alpha, rows)
         return mean, mean * (0.5 * log_alpha).exp()
 
     def log_variance_per_weight(self) -> Tensor:
-        return 2 * _log_magnitude(self.mean) + self._broadcastable_log_alpha()
+        log_variance = 2 * _log_magnitude(self.mean) + self._broadcastable_log_alpha()
+        return self.masked(log_variance, value=-math.inf)
 
     def log_alpha_per_weight(self) -> Tensor:
-        return self._broadcastable_log_alpha().expand(self.shape)
+        return self.masked(self._broadcastable_log_alpha().expand(self.shape), value=math.inf)
 
     @property
     def weights_per_alpha(self) -> int:
@@ -306,21 +333,24 @@ class Additive(Posterior):
         self.reset_parameters()
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        mean = self._look_up(self.mean, rows)
-        return mean, (0.5 * self._look_up(self.log_variance, rows)).exp()
+        mean = self.masked(self._look_up(self.mean, rows), rows)
+        scale = (0.5 * self._look_up(self.log_variance, rows)).exp()
+        return mean, self.masked(scale, rows)
 
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # Straight from the logarithm: exp and square would be two more passes over the weights.
         variance = self._look_up(self.log_variance, rows).exp()
         in_place = not torch.is_grad_enabled()
         variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0, inplace=in_place)
-        return self._look_up(self.mean, rows), self._silenced(variance, rows)
+        mean = self.masked(self._look_up(self.mean, rows), rows)
+        return mean, self.masked(self._silenced(variance, rows), rows)
 
     def log_variance_per_weight(self) -> Tensor:
-        return self.log_variance
+        return self.masked(self.log_variance, value=-math.inf)
 
     def log_alpha_per_weight(self) -> Tensor:
-        return self.log_variance - 2 * _log_magnitude(self.mean)
+        log_alpha = self.log_variance - 2 * _log_magnitude(self.mean)
+        return self.masked(log_alpha, value=math.inf)
 
     def reset_parameters(self) -> None:
         self._initialize_like_torch_(self.mean)

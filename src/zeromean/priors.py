@@ -53,7 +53,8 @@ class LogUniform:
             return _sum_over_alpha(functional.log_uniform_kl_approx, posterior)
         if isinstance(posterior, Additive):
             return functional.log_uniform_kl_sum(
-                _random(posterior, posterior.mean), _random(posterior, posterior.log_variance)
+                _random(posterior, posterior.masked(posterior.mean)),
+                _random(posterior, posterior.log_variance),
             )
         return _sum_over_alpha(_exact_log_uniform_kl, posterior)
 
@@ -87,7 +88,7 @@ class StudentT:
         if self.method == "sample":
             return _sample(functional.student_t_kl_sample, posterior, self.df)
         mean, _, log_variance = _moments(posterior)
-        return functional.student_t_kl(mean, log_variance, self.df).sum()
+        return _total(posterior, functional.student_t_kl(mean, log_variance, self.df))
 
     def __repr__(self) -> str:
         return f"StudentT(df={self.df:g}, kl={self.method!r})"
@@ -131,8 +132,9 @@ class Normal:
             second_moment = deviation.square()
             if mean is not None:
                 second_moment = second_moment + mean.square()
-            scale = second_moment.mean().clamp_min(torch.finfo(scale.dtype).tiny).sqrt()
-        return functional.normal_kl(mean, log_variance, scale).sum()
+            average = _total(posterior, second_moment) / _num_random(posterior)
+            scale = average.clamp_min(torch.finfo(scale.dtype).tiny).sqrt()
+        return _total(posterior, functional.normal_kl(mean, log_variance, scale))
 
 
 def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
@@ -140,23 +142,40 @@ def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
 
 
 def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Tensor:
-    """Sum over the weights of a KL that depends on α alone: one evaluation for every α."""
+    """Sum over the weights of a KL that depends on α alone: one evaluation for every α.
+
+    It is zero at α = ∞, which is where pruned weights stand.
+    """
     if isinstance(posterior, Multiplicative) and posterior.share != "weight":
-        return kl(_wide(posterior.log_alpha)).sum() * posterior.weights_per_alpha
+        if posterior.mask is None:
+            return kl(_wide(posterior.log_alpha)).sum() * posterior.weights_per_alpha
     return kl(_random(posterior, posterior.log_alpha_per_weight())).sum()
 
 
 def _sample(kl: Callable[..., Tensor], posterior: Posterior, *arguments: float) -> Tensor:
     mean, scale, log_variance = _moments(posterior)
-    return kl(mean, log_variance, *arguments, posterior.noise(scale)).sum()
+    return _total(posterior, kl(mean, log_variance, *arguments, posterior.noise(scale)))
 
 
 def _moments(posterior: Posterior) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Mean (None: zero), signed standard deviation and log-variance of every random weight."""
+    """Mean (None: zero), signed standard deviation and log-variance of every weight.
+
+    All are finite: pruned weights, which `_total` leaves out, have log-variance 0.
+    """
     mean, scale = posterior.mean_and_scale()
-    log_variance = posterior.log_variance_per_weight()
-    mean = None if mean is None else _random(posterior, mean)
-    return mean, _random(posterior, scale), _random(posterior, log_variance)
+    log_variance = posterior.masked(posterior.log_variance_per_weight())
+    return None if mean is None else _wide(mean), _wide(scale), _wide(log_variance)
+
+
+def _total(posterior: Posterior, per_weight: Tensor) -> Tensor:
+    """Sum over the weights that are random: not pruned, not in the noiseless row."""
+    return posterior.counted(posterior.masked(per_weight)).sum()
+
+
+def _num_random(posterior: Posterior) -> int | Tensor:
+    if posterior.mask is None:
+        return posterior.counted(posterior.log_variance_per_weight()).numel()
+    return posterior.counted(posterior.mask).sum().clamp_min(1)
 
 
 def _random(posterior: Posterior, per_weight: Tensor) -> Tensor:

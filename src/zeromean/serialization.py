@@ -28,7 +28,8 @@ from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFa
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.samplers import SAMPLERS
 
-FORMAT_VERSION = 1
+# 1: the first. 2: posteriors can be pruned, and have masks.
+FORMAT_VERSION = 2
 
 _HEADER = "zeromean"
 _LAYERS = {
@@ -43,26 +44,15 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     The file appears under its name only when it is complete.
     """
-    safetensors = _safetensors()
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent}; create it first.")
     tensors, aliases = _without_aliases(model.state_dict())
+    masked = any(isinstance(m, Posterior) and m.mask is not None for m in model.modules())
     header = {
-        "format_version": FORMAT_VERSION,
+        # The oldest version that can read the file.
+        "format_version": FORMAT_VERSION if masked else 1,
         "aliases": aliases,
         "layers": _describe_layers(model),
     }
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        safetensors.torch.save_file(tensors, temporary, metadata={_HEADER: json.dumps(header)})
-        temporary.chmod(mode)  # safetensors lets only the owner read.
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_safetensors(path, tensors, {_HEADER: json.dumps(header)})
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -75,7 +65,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         model: A model of the same architecture: the plain one, or the stochastic one. It is left
             as it is.
     """
-    text, tensors = _read(Path(path))
+    text, tensors = read_safetensors(path, _HEADER, "zm.save")
     model = copy.deepcopy(model)
     try:
         header = json.loads(text)
@@ -89,6 +79,47 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     except RuntimeError as error:
         raise ValueError(f"{path} holds a model of another architecture: {error}") from error
     return model
+
+
+def write_safetensors(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], metadata: dict[str, str]
+) -> None:
+    """Write a file that appears under its name only when it is complete."""
+    safetensors = _safetensors()
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent}; create it first.")
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        safetensors.torch.save_file(tensors, temporary, metadata=metadata)
+        temporary.chmod(mode)  # safetensors lets only the owner read.
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_safetensors(
+    path: str | os.PathLike[str], header: str, writer: str
+) -> tuple[str, dict[str, Tensor]]:
+    """The text under `header` in the metadata and the tensors of a file that `writer` wrote."""
+    safetensors = _safetensors()
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except Exception as error:
+        raise ValueError(
+            f"{path} is not a complete safetensors file ({error}); it may have been cut short."
+        ) from error
+    if header not in metadata:
+        raise ValueError(f"{path} is a safetensors file, but not one that {writer} wrote.")
+    return metadata[header], tensors
 
 
 def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -197,24 +228,6 @@ def _require_readable(version: int, path: Any) -> None:
             f"{path} has format version {version}, this zeromean reads up to {FORMAT_VERSION}; "
             "upgrade zeromean."
         )
-
-
-def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
-    """The header's text and the tensors of a file."""
-    safetensors = _safetensors()
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}.")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except Exception as error:
-        raise ValueError(
-            f"{path} is not a complete safetensors file ({error}); it may have been cut short."
-        ) from error
-    if _HEADER not in metadata:
-        raise ValueError(f"{path} is a safetensors file, but not one that zm.save wrote.")
-    return metadata[_HEADER], tensors
 
 
 def _safetensors() -> Any:

@@ -1,0 +1,134 @@
+"""Modules one after the other on activations that have the batch as their last dimension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.sparse_layers import (
+    WORTH_GATHERING,
+    SparseConv2d,
+    SparseLinear,
+    batch_first,
+    batch_last,
+    is_traced,
+)
+
+
+class BatchLast(nn.Module):
+    """A chain of modules, some of them sparse, that shares one arrangement of memory.
+
+    A batch is transposed once at the start and once at the end. A single object is a vector, and
+    a small batch of images is convolved as usual.
+
+    Args:
+        steps: SparseConv2d, MaxPool2d without padding and element-wise modules; then Flatten; then
+            Linear, SparseLinear and element-wise modules. Each part may be missing.
+    """
+
+    def __init__(self, *steps: nn.Module):
+        super().__init__()
+        for number, step in enumerate(steps):
+            self.add_module(str(number), step)
+        flatten = [number for number, step in enumerate(steps) if type(step) is nn.Flatten]
+        self.flattens = bool(flatten)
+        on_rows = any(type(step) in (nn.Linear, SparseLinear) for step in steps)
+        end = flatten[0] if flatten else 0 if on_rows else len(steps)
+        self._on_images: list[Any] = list(steps[:end])
+        self._on_rows: list[Any] = list(steps[end + self.flattens :])
+
+    def forward(self, input: Tensor) -> Tensor:
+        if is_traced():
+            for step in self.children():
+                input = step(input)
+            return input
+        if self._on_images:
+            return self._read_images(input)
+        if self.flattens:
+            return self._read_rows(input.flatten(1))
+        if input.dim() == 2:
+            return self._read_rows(input)
+        rows = self._read_rows(input.reshape(-1, input.shape[-1]))
+        return rows.view(*input.shape[:-1], rows.shape[-1])
+
+    def _read_images(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            return self._read_images(x.unsqueeze(0)).squeeze(0)
+        batch = x.shape[0]
+        if batch < WORTH_GATHERING:
+            for step in self._on_images:
+                x = step.forward(x)
+            return self._read_rows(x.flatten(1)) if self.flattens else x
+        x = batch_last(x)
+        for step in self._on_images:
+            x = _run(step, x)
+        return self._read_columns(x.reshape(-1, batch)) if self.flattens else batch_first(x)
+
+    def _read_rows(self, x: Tensor) -> Tensor:
+        if not self._on_rows:
+            return x
+        if x.shape[0] == 1:
+            x = x.view(-1)
+            for step in self._on_rows:
+                kind = type(step)
+                x = _ON_VECTORS[kind](step, x) if kind in _ON_VECTORS else step.forward(x)
+            return x.view(1, -1)
+        first = self._on_rows[0]
+        x = first.read_rows(x) if type(first) is SparseLinear else _dense(first, x.t())
+        return self._read_columns(x, start=1)
+
+    def _read_columns(self, x: Tensor, start: int = 0) -> Tensor:
+        for step in self._on_rows[start:]:
+            x = _run(step, x)
+        return batch_first(x)
+
+
+def _run(step: Any, x: Tensor) -> Tensor:
+    run = _ON_COLUMNS.get(type(step))
+    return step.forward(x) if run is None else run(step, x)
+
+
+def _dense(layer: Any, x: Tensor) -> Tensor:
+    if layer.bias is None:
+        return layer.weight @ x
+    return torch.addmm(layer.bias.unsqueeze(1), layer.weight, x)
+
+
+def _dense_on_vector(layer: Any, x: Tensor) -> Tensor:
+    # Straight from the dictionaries: for a single object, looking up attributes would show.
+    weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+    return torch.mv(weight, x) if bias is None else torch.addmv(bias, weight, x)
+
+
+def _max_pool(layer: Any, x: Tensor) -> Tensor:
+    """Maximum over windows of `(channels, height, width, batch)`, window place by window place."""
+    (kernel_y, kernel_x), (stride_y, stride_x), (dilation_y, dilation_x) = (
+        (v, v) if isinstance(v, int) else v
+        for v in (layer.kernel_size, layer.stride, layer.dilation)
+    )
+    last_y = x.shape[1] - dilation_y * (kernel_y - 1)
+    last_x = x.shape[2] - dilation_x * (kernel_x - 1)
+    largest = None
+    for top in range(0, kernel_y * dilation_y, dilation_y):
+        for left in range(0, kernel_x * dilation_x, dilation_x):
+            places = x[:, top : top + last_y : stride_y, left : left + last_x : stride_x]
+            largest = places if largest is None else torch.maximum(largest, places)
+    assert largest is not None
+    return largest
+
+
+# ReLU in place: every step gets a tensor that the step before made.
+_ON_COLUMNS: dict[type[nn.Module], Any] = {
+    SparseLinear: SparseLinear.read_columns,
+    SparseConv2d: SparseConv2d.read_columns,
+    nn.Linear: _dense,
+    nn.MaxPool2d: _max_pool,
+    nn.ReLU: lambda _, x: x.relu_(),
+}
+_ON_VECTORS: dict[type[nn.Module], Any] = {
+    SparseLinear: SparseLinear.read_vector,
+    nn.Linear: _dense_on_vector,
+    nn.ReLU: lambda _, x: x.relu_(),
+}

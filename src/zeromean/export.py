@@ -1,0 +1,207 @@
+"""Compressed models as files: safetensors that load without pickle, and ONNX.
+
+from zeromean import export
+
+export.save_compressed(zm.compress(model), "small.safetensors", original=model)
+export.load_compressed("small.safetensors")
+export.save_onnx(zm.compress(model), "small.onnx", example_inputs)
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeromean import sparse_coding
+from zeromean.batch_last import BatchLast
+from zeromean.blueprint import build, describe
+from zeromean.convert import replace_modules_
+from zeromean.objectives import stochastic_modules
+from zeromean.posteriors import Posterior
+from zeromean.serialization import read_safetensors, write_safetensors
+from zeromean.sparse_layers import SparseConv2d, SparseLinear
+
+FORMAT_VERSION = 1
+
+_HEADER = "zeromean.compressed"
+_VALUES, _STEPS = ".values", ".steps"
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """A file that was written.
+
+    Attributes:
+        size: Bytes of the file.
+        original_size: Bytes of the parameters and buffers of the original network, if it was given.
+    """
+
+    path: Path
+    size: int
+    original_size: int | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times smaller the file is."""
+        return None if self.original_size is None else self.original_size / self.size
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.size:,} bytes"
+        if self.ratio is not None:
+            text += f", {self.ratio:.1f}× smaller than {self.original_size:,}"
+        return text
+
+
+def save_compressed(
+    model: nn.Module, path: str | os.PathLike[str], *, original: nn.Module | None = None
+) -> SavedFile:
+    """Write a compressed model, architecture and all, to a safetensors file.
+
+    Sparse weights are written as their values and about a byte for the place of each.
+
+    Args:
+        model: What `zm.compress` returned, or torch's usual layers in nn.Sequential.
+        path: The file appears under its name only when it is complete.
+        original: The network before compression, for comparison of the sizes: what its weights
+            (one number each, stochastic or not), biases and buffers take in its own precision.
+    """
+    blueprint, tensors = describe(model)
+    sparse = {name: list(t.shape) for name, t in tensors.items() if sparse_coding.pays(t)}
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name in sparse:
+            stored[name + _VALUES], stored[name + _STEPS] = sparse_coding.encode(tensor)
+        else:
+            stored[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    header = {"format_version": FORMAT_VERSION, "model": blueprint, "sparse": sparse}
+    write_safetensors(path, stored, {_HEADER: json.dumps(header, separators=(",", ":"))})
+    return _saved(path, original)
+
+
+def load_compressed(path: str | os.PathLike[str]) -> nn.Module:
+    """The model that `save_compressed` wrote: in eval mode, without gradients."""
+    text, stored = read_safetensors(path, _HEADER, "export.save_compressed")
+    try:
+        header = json.loads(text)
+        version = header["format_version"]
+        if version <= FORMAT_VERSION:
+            for name, shape in header["sparse"].items():
+                values, steps = stored.pop(name + _VALUES), stored.pop(name + _STEPS)
+                stored[name] = sparse_coding.decode(values, steps, torch.Size(shape))
+            return build(header["model"], stored).eval().requires_grad_(False)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
+    raise ValueError(
+        f"{path} has format version {version}, this zeromean reads up to {FORMAT_VERSION}; "
+        "upgrade zeromean."
+    )
+
+
+def save_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_inputs: Tensor | tuple[Any, ...],
+    *,
+    original: nn.Module | None = None,
+) -> SavedFile:
+    """Write a model as ONNX, for any batch size (dimension 0 of every tensor that goes in).
+
+    Sparse layers are written dense: ONNX has no faster way for them. What a variance layer draws,
+    it draws anew in every run (RandomNormalLike).
+
+    Args:
+        model: What `zm.compress` returned, or any model that torch can export.
+        path: File to write.
+        example_inputs: Inputs of the right shape and type, with at least two objects.
+        original: As for `save_compressed`.
+    """
+    onnx = _require_onnx()
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent}; create it first.")
+    arguments = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    dense = _dense_twin(model)
+    batch = torch.export.Dim.DYNAMIC
+    shapes = tuple({0: batch} if isinstance(a, Tensor) and a.dim() else None for a in arguments)
+    try:
+        with _quiet():
+            program: Any = torch.onnx.export(
+                dense, arguments, dynamo=True, dynamic_shapes=shapes, verbose=False
+            )
+        proto = program.model_proto
+    except Exception as error:
+        cause = error.__cause__ or error
+        reason = (str(cause).strip() or repr(cause)).splitlines()[0]
+        raise ValueError(
+            f"ONNX cannot hold this model ({reason}); compress it first, and keep to operations "
+            "that torch.onnx exports."
+        ) from error
+    draws = sum(node.op_type.startswith("Random") for node in proto.graph.node)
+    if draws < len(stochastic_modules(dense)):
+        raise ValueError(
+            "ONNX would freeze the noise of a stochastic layer to a constant; export "
+            "zm.to_deterministic(model), or a compressed model without such layers."
+        )
+    onnx.save_model(proto, path)
+    return _saved(path, original)
+
+
+def _dense_twin(model: nn.Module) -> nn.Module:
+    """A copy with dense layers in place of those that only torch can run."""
+    whole = nn.Sequential(copy.deepcopy(model))
+    sparse = (SparseLinear, SparseConv2d)
+    replace_modules_(whole, {m: m.dense() for m in whole.modules() if isinstance(m, sparse)})
+    chains = [m for m in whole.modules() if isinstance(m, BatchLast)]
+    replace_modules_(whole, {chain: nn.Sequential(*chain.children()) for chain in chains})
+    return whole[0].eval()
+
+
+def _saved(path: str | os.PathLike[str], original: nn.Module | None) -> SavedFile:
+    path = Path(path)
+    return SavedFile(path, path.stat().st_size, None if original is None else _size(original))
+
+
+def _size(model: nn.Module) -> int:
+    """Bytes of a network with one number for every weight."""
+    posteriors = {m for m in model.modules() if isinstance(m, Posterior)}
+    inside = {id(t) for p in posteriors for t in (*p.parameters(), *p.buffers())}
+    others = {id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    size = sum(p.numel() * p.dtype.itemsize for p in posteriors)
+    return size + sum(nbytes for key, nbytes in others.items() if key not in inside)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks on packages that nobody asked for and on its own deprecations."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _require_onnx() -> Any:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "export.save_onnx needs onnx and onnxscript: pip install 'zeromean[export]'."
+        ) from error
+    return onnx

@@ -1,0 +1,62 @@
+"""Layers like others, with fewer units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from zeromean.layers import Linear, StochasticLayer
+from zeromean.posteriors import ZeroMean
+
+
+def resized(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
+    """A layer like another one, with a weight (for a variance layer, a scale) of another shape."""
+    transposed = getattr(layer, "transposed", False)
+    outputs, inputs = (weight.shape[1], weight.shape[0]) if transposed else weight.shape[:2]
+    options: dict[str, Any] = {"bias": bias is not None, "device": "meta"}
+    if not isinstance(layer, (nn.Linear, Linear)):
+        names = ["kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"]
+        names += ["output_padding"] if transposed else []
+        options.update({name: getattr(layer, name) for name in names})
+    if isinstance(layer, StochasticLayer):
+        options.update(prior=None, sampler=layer.sampler)
+        posterior = layer.weight
+        options["posterior"] = lambda shape, **o: ZeroMean(shape, noise=posterior.noise, **o)
+    kind: Any = type(layer)
+    new = kind(inputs, outputs, **options)
+    if isinstance(layer, StochasticLayer):
+        new.weight.scale = nn.Parameter(weight, requires_grad=False)
+    else:
+        new.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        new.bias = nn.Parameter(bias, requires_grad=False)
+    return new
+
+
+def with_units(
+    layer: Any, outputs: Tensor, inputs: Tensor | None = None, extra: Tensor | None = None
+) -> nn.Module:
+    """The layer with some of its units, and something added to their bias."""
+    if isinstance(layer, StochasticLayer):
+        weight = layer.weight.mean_and_scale()[1]
+    else:
+        weight = layer.weight
+    bias = None if layer.bias is None else layer.bias[outputs]
+    if extra is not None and extra.any() and not isinstance(layer, StochasticLayer):
+        bias = extra[outputs] if bias is None else bias + extra[outputs]
+    if getattr(layer, "transposed", False):
+        weight = weight[:, outputs] if inputs is None else weight[inputs][:, outputs]
+    else:
+        weight = weight[outputs] if inputs is None else weight[outputs][:, inputs]
+    return resized(layer, weight.detach().clone(), bias)
+
+
+def norm_with_units(norm: Any, keep: Tensor) -> nn.Module:
+    """BatchNorm for some of its units."""
+    small = type(norm)(int(keep.sum()), norm.eps, norm.momentum, norm.affine)
+    state = {
+        name: value[keep] if value.dim() else value for name, value in norm.state_dict().items()
+    }
+    small.load_state_dict(state)
+    return small.to(norm.running_mean).eval()

@@ -1,0 +1,246 @@
+"""Compressed models as files: safetensors without pickle, and ONNX in onnxruntime."""
+
+import json
+import struct
+import sys
+from functools import partial
+
+import onnxruntime
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import zeromean as zm
+from test_compress import ADDITIVE, Residual, images, zero_out
+from zeromean import export, sparse_coding
+from zeromean.batch_last import BatchLast
+from zeromean.dropout import UnitScale
+from zeromean.models import lenet5, lenet5_caffe, lenet_300_100
+
+HEADER = "zeromean.compressed"
+
+
+def variance_network():
+    model = nn.Sequential(
+        nn.Linear(6, 8),
+        nn.ReLU(),
+        zm.Linear(8, 10, posterior=partial(zm.ZeroMean, noise=zm.uniform), sampler=zm.weight),
+        nn.BatchNorm1d(10),
+        nn.ReLU(),
+        zm.Linear(10, 3, bias=False),
+    ).eval()
+    zm.prune_(model, by="variance", sparsity=0.6)
+    return model
+
+
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.02, 0.3, 1.0])
+def test_sparse_code_gives_the_tensor_back(density):
+    tensor = torch.randn(50, 40, 3) * (torch.rand(50, 40, 3) < density)
+    values, steps = sparse_coding.encode(tensor)
+    assert torch.equal(sparse_coding.decode(values, steps, tensor.shape), tensor)
+    # A byte for every value, and one for each whole 255 places that are skipped.
+    assert len(values) <= len(steps) <= len(values) + tensor.numel() // 255
+    edge = torch.zeros(1, 1024)
+    edge[0, [0, 255, 511, 767, 1023]] = 1.0
+    assert torch.equal(sparse_coding.decode(*sparse_coding.encode(edge), edge.shape), edge)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda: zero_out(lenet5(), 0.95),
+        lambda: zero_out(lenet5(activation=nn.GELU, batchnorm=False), 0.3),
+        lambda: zero_out(nn.Sequential(nn.Conv1d(1, 4, 3), nn.LayerNorm(26), nn.Flatten()), 0.5),
+        lambda: zero_out(nn.Sequential(nn.Flatten(), nn.Linear(784, 9, bias=False)), 0.5),
+        lambda: zero_out(Residual(), 0.9),
+    ],
+)
+def test_loaded_model_predicts_the_same(network, tmp_path):
+    model = network()
+    compressed = zm.compress(model)
+    x = images(12)[0]
+    x = (
+        x[:, :, 0]
+        if isinstance(model[0] if isinstance(model, nn.Sequential) else 0, nn.Conv1d)
+        else x
+    )
+    export.save_compressed(compressed, tmp_path / "m.safetensors")
+    loaded = export.load_compressed(tmp_path / "m.safetensors")
+    assert type(loaded) is type(compressed) or "GraphModule" in type(loaded).__name__
+    assert not any(p.requires_grad or p.is_meta for p in loaded.parameters())
+    outputs, expected = loaded(x), compressed(x)
+    if isinstance(expected, dict):
+        outputs, expected = outputs["logits"], expected["logits"]
+    assert torch.equal(outputs, expected)
+
+
+def test_recurrent_layers_survive(tmp_path):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(28, 6, batch_first=True, bidirectional=True)
+            self.dense = nn.Linear(12, 3)
+
+        def forward(self, x):
+            states, _ = self.gru(x.squeeze(1))
+            return self.dense(states[:, -1])
+
+    compressed = zm.compress(zero_out(Last(), 0.5))
+    export.save_compressed(compressed, tmp_path / "m.safetensors")
+    loaded = export.load_compressed(tmp_path / "m.safetensors")
+    (x,) = images(3)
+    assert torch.equal(loaded(x), compressed(x))
+
+
+def test_variance_layers_and_multipliers_survive(tmp_path):
+    compressed = zm.compress(variance_network())
+    compressed.append(UnitScale(torch.tensor([1.0, 2.0, 3.0])))
+    export.save_compressed(compressed, tmp_path / "m.safetensors")
+    loaded = export.load_compressed(tmp_path / "m.safetensors")
+    outputs = []
+    for model in (compressed, loaded):
+        torch.manual_seed(1)
+        outputs.append(model(torch.ones(4, 6)))
+    assert torch.equal(*outputs)
+
+
+def test_file_of_a_sparse_network_is_small_and_its_size_is_reported(tmp_path):
+    model = lenet_300_100(**dict.fromkeys(("dense1", "dense2", "dense3"), ADDITIVE["dense"]))
+    for name, sparsity in (("dense1", 0.989), ("dense2", 0.972), ("dense3", 0.62)):
+        zm.prune_(model, sparsity=sparsity, where=lambda n, _, name=name: n == name)
+    path = tmp_path / "m.safetensors"
+    saved = export.save_compressed(zm.compress(model), path, original=model)
+    assert saved.size == path.stat().st_size
+    assert saved.original_size == 4 * (784 * 300 + 300 * 100 + 100 * 10 + 300 + 100 + 10)
+    assert saved.ratio > 40
+    assert str(saved).endswith(f"{saved.size:,} bytes, {saved.ratio:.1f}× smaller than 1,066,440")
+    assert str(export.save_compressed(zm.compress(model), path)).endswith(f"{saved.size:,} bytes")
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    json.loads(content[8 : 8 + length])
+
+
+def test_what_a_file_cannot_describe_is_refused(tmp_path):
+    class Own(nn.Module):
+        def forward(self, x):
+            return x.sort(-1).values
+
+    path = tmp_path / "m.safetensors"
+    with pytest.raises(ValueError, match="A file cannot describe Own: it holds"):
+        export.save_compressed(nn.Sequential(nn.ReLU(), Own()), path)
+    network = torch.fx.symbolic_trace(Own())
+    with pytest.raises(ValueError, match="A file cannot describe sort, which the forward"):
+        export.save_compressed(network, path)
+    with pytest.raises(ValueError, match="a stochastic layer here has means; compress the model"):
+        export.save_compressed(ADDITIVE["dense"](3, 2), path)
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        export.save_compressed(nn.ReLU(), tmp_path / "none" / "m.safetensors")
+    assert not path.exists()
+
+
+def rewrite(path, change):
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()[HEADER])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, RUF100
+    change(header, tensors)
+    save_file(tensors, path, metadata={HEADER: json.dumps(header)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header, _: header.pop("model"),
+        lambda header, _: header["model"].update(kind="os.system"),
+        lambda header, _: header["model"]["modules"]["1"].update(kind="Linear2"),
+        lambda header, _: header["model"]["modules"]["1"]["arguments"].update(in_features=3),
+        lambda header, _: header["sparse"].update({"1.weight": [2, 2]}),
+        lambda _, tensors: tensors.pop("1.bias"),
+        lambda _, tensors: tensors.update(
+            {"1.weight.steps": tensors["1.weight.steps"][1:].clone()}
+        ),
+    ],
+)
+def test_damaged_files_get_a_sentence(change, tmp_path):
+    path = tmp_path / "m.safetensors"
+    model = lenet_300_100(dense1=ADDITIVE["dense"])
+    zm.prune_(model, sparsity=0.99)
+    export.save_compressed(zm.compress(model), path)
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=r"has a damaged header \(.*\); save it again"):
+        export.load_compressed(path)
+
+
+def test_other_files_and_newer_formats_are_refused(tmp_path):
+    path = tmp_path / "m.safetensors"
+    zm.save(nn.Linear(2, 2), path)
+    with pytest.raises(ValueError, match=r"not one that export\.save_compressed wrote"):
+        export.load_compressed(path)
+    export.save_compressed(nn.Sequential(nn.ReLU()), path)
+    rewrite(path, lambda header, tensors: (header.update(format_version=2), tensors.clear()))
+    with pytest.raises(ValueError, match="has format version 2, this zeromean reads up to 1"):
+        export.load_compressed(path)
+
+
+def in_onnxruntime(path):
+    """The model of a file, as a function."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (argument,) = session.get_inputs()
+    return lambda x: torch.from_numpy(session.run(None, {argument.name: x.numpy()})[0])
+
+
+@pytest.mark.parametrize("network", [lenet5_caffe, Residual])
+def test_onnxruntime_predicts_what_torch_predicts(network, tmp_path):
+    model = zero_out(network(), 0.95)
+    compressed = zm.compress(model)
+    saved = export.save_onnx(compressed, tmp_path / "m.onnx", *images(2), original=model)
+    assert saved.size == (tmp_path / "m.onnx").stat().st_size
+    assert saved.ratio > 1
+    predict = in_onnxruntime(saved.path)
+    for x in images(1, 9):
+        expected = model(x)
+        expected = expected["logits"] if isinstance(expected, dict) else expected
+        torch.testing.assert_close(predict(x), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_onnxruntime_draws_from_variance_layers_anew(tmp_path):
+    compressed = zm.compress(variance_network())
+    saved = export.save_onnx(compressed, tmp_path / "m.onnx", torch.randn(2, 6))
+    draw = in_onnxruntime(saved.path)
+    x = torch.randn(2, 6)
+    # The uniform layer draws its weights once a run: one object of every run.
+    theirs = torch.cat([draw(x)[:1] for _ in range(2000)])
+    ours = zm.sample_outputs(compressed, x[:1], 2000, seed=0).squeeze(1)
+    for moment in (1, 2):
+        samples = [draws.double() ** moment for draws in (theirs, ours)]
+        error = sum(s.var(0) / len(s) for s in samples).sqrt()
+        assert ((samples[0].mean(0) - samples[1].mean(0)).abs() < 5 * error).all()
+    assert len(theirs.unique(dim=0)) == 2000
+
+
+def test_what_onnx_cannot_hold_gets_a_sentence(tmp_path, monkeypatch):
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ValueError, match=r"ONNX cannot hold this model \(.+\); compress it first"):
+        export.save_onnx(Branching(), tmp_path / "m.onnx", torch.ones(2, 3))
+    frozen = torch.randn(5)
+    layer = zm.Linear(3, 5, sampler=lambda op, x, posterior, bias: op(x, posterior.scale) + frozen)
+    with pytest.raises(ValueError, match="would freeze the noise of a stochastic layer"):
+        export.save_onnx(layer, tmp_path / "m.onnx", torch.ones(2, 3))
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        export.save_onnx(nn.ReLU(), tmp_path / "none" / "m.onnx", torch.ones(2, 3))
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"pip install 'zeromean\[export\]'"):
+        export.save_onnx(nn.ReLU(), tmp_path / "m.onnx", torch.ones(2, 3))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_chain_keeps_its_class(tmp_path):
+    model = zero_out(
+        nn.Sequential(nn.Linear(200, 190), nn.ReLU(), nn.Linear(190, 60)), 0.97, dead=0
+    )
+    export.save_compressed(zm.compress(model), tmp_path / "m.safetensors")
+    assert isinstance(export.load_compressed(tmp_path / "m.safetensors"), BatchLast)
