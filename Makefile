@@ -9,7 +9,7 @@ BENCH := .bench/venv
 BENCH_READY := $(BENCH)/.ready
 JOBS ?= 2
 
-.PHONY: demo test check lint format types docs bench clean
+.PHONY: demo test check lint format types docs results bench clean
 
 demo: $(READY)
 	$(BIN)/zeromean demo
@@ -30,6 +30,10 @@ format: $(READY)
 
 docs: $(DOCS_READY)
 	$(BIN)/mkdocs build --strict
+
+# The documentation's tables and a page with figures, from the committed records.
+results: $(READY)
+	$(BIN)/zeromean report --markdown docs/results.md
 
 bench: $(BENCH_READY)
 	OMP_NUM_THREADS=1 $(BENCH)/bin/python benchmarks/run.py

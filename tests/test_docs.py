@@ -9,14 +9,20 @@ import pytest
 import zeromean as zm
 
 DOCS = Path(__file__).parents[1] / "docs"
-FENCE = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+# A block of text right behind one of Python is what that one prints.
+FENCE = re.compile(
+    r"^```python\n(.*?)^```$(?:\s+^```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE
+)
 
 
 def blocks(page):
-    """Python blocks of a page, each behind so many empty lines that tracebacks point into it."""
+    """Python blocks of a page, and what they print.
+
+    Each is behind so many empty lines that tracebacks point into it.
+    """
     text = (DOCS / page).read_text(encoding="utf-8")
     for match in FENCE.finditer(text):
-        yield "\n" * text.count("\n", 0, match.start(1)) + match.group(1)
+        yield "\n" * text.count("\n", 0, match.start(1)) + match.group(1), match.group(2)
 
 
 PAGES = [
@@ -27,11 +33,14 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # For the files that a page writes.
     namespace = {"__name__": page}
-    for block in blocks(page):
+    for block, printed in blocks(page):
+        capsys.readouterr()
         exec(compile(block, str(DOCS / page), "exec"), namespace)
+        if printed is not None:
+            assert capsys.readouterr().out == printed
 
 
 def test_api_pages_name_everything_public():
@@ -50,3 +59,13 @@ def test_api_pages_name_everything_public():
 def test_pages_load_nothing_from_elsewhere():
     for path in DOCS.rglob("*.md"):
         assert not re.search(r"<(script|link|img|iframe)\b", path.read_text(encoding="utf-8")), path
+
+
+def test_results_are_those_of_the_records(tmp_path):
+    pytest.importorskip("jinja2")
+    from zeromean import cli
+
+    options = ["--results", str(DOCS.parent / "results" / "experiments")]
+    options += ["--output", str(tmp_path / "report.html"), "--markdown", str(tmp_path / "a.md")]
+    assert cli.main(["report", *options]) == 0
+    assert (tmp_path / "a.md").read_text("utf-8") == (DOCS / "results.md").read_text("utf-8")

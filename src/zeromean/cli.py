@@ -178,6 +178,8 @@ class Report:
     """Folder of the records, one JSON file an experiment."""
     output: Path = Path("report.html")
     """The page."""
+    markdown: Path | None = None
+    """Write the tables into this file too, as Markdown."""
     collect: bool = False
     """First make the records from the finished runs."""
     runs: Path = Path("runs")
@@ -185,7 +187,7 @@ class Report:
 
     def run(self) -> int:
         from zeromean import experiments
-        from zeromean.report import build
+        from zeromean.report import build, build_markdown
 
         if self.collect:
             from zeromean.experiments import records
@@ -195,6 +197,10 @@ class Report:
         titles = {name: experiments.load(name).TITLE for name in experiments.REGISTRY}
         build(self.results, self.output, titles)
         print(f"wrote {self.output}")
+        if self.markdown is not None:
+            figures = "`zeromean report` draws the figures, in one page that works offline."
+            build_markdown(self.results, self.markdown, titles, figures=figures)
+            print(f"wrote {self.markdown}")
         return 0
 
 

@@ -9,7 +9,8 @@ An experiment is a module with
 - `QUICK`: a Config of minutes, and `SMOKE`: the smallest honest one, of seconds,
 - `CLAIMS`: what the document says, for the report to put beside what was measured,
 - `run(config, log)`: does the work and returns the final metrics, numbers or lists of them,
-- `figures(records)`: plain descriptions of the figures, from the metrics of finished runs.
+- `figures(records)`: plain descriptions of the figures, from the metrics of finished runs,
+- `NOTES`, where ours is not as the document's: what was checked, in paragraphs.
 
 `zeromean run NAME` runs one; `runner` says how, and `records` what is kept of it.
 """
@@ -41,6 +42,13 @@ REGISTRY: dict[str, str] = {
     "conv_lrt": "zeromean.experiments.conv_lrt",
     "sparse_lenet300": "zeromean.experiments.sparse_lenet300",
     "sparse_lenet5": "zeromean.experiments.sparse_lenet5",
+    "structured_lenet5": "zeromean.experiments.structured_lenet5",
+    "sparse_lstm": "zeromean.experiments.sparse_lstm",
+    "random_labels": "zeromean.experiments.random_labels",
+    "linear_synthetic": "zeromean.experiments.linear_synthetic",
+    "linear_large": "zeromean.experiments.linear_large",
+    "linear_real": "zeromean.experiments.linear_real",
+    "kernel_rvm": "zeromean.experiments.kernel_rvm",
 }
 
 

@@ -58,6 +58,8 @@ def record_of(name: str, runs: Path) -> dict[str, Any]:
             if claim.metric in measured
         ],
         "figures": figures,
+        # What was checked where ours is not as the paper's.
+        "notes": getattr(experiment, "NOTES", ""),
     }
 
 

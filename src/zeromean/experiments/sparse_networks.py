@@ -40,23 +40,26 @@ PATCH = 100
 class Settings:
     """Data and training of a network, and of those that it is compared with."""
 
-    epochs: int = 200
+    epochs: int = 100
     """Epochs of sparse variational dropout, from scratch."""
-    lr: float = 1e-3
-    """Adam's learning rate, which falls linearly to zero."""
-    kl_warmup_epochs: int = 5
+    lr: float = 5e-3
+    """Adam's learning rate for means and biases, which falls linearly to zero."""
+    log_variance_lr: float = 2e-3
+    """The same for the log-variances."""
+    kl_warmup_epochs: int = 10
     """Epochs over which the weight of the KL term rises to 1."""
     log_variance: float = -10.0
     """Log-variance of the weights at the start."""
-    log_variance_lr: float = 1e-2
-    """Adam's learning rate for the log-variances. Where they lag behind, the KL term takes away
-    means that the data would have kept."""
-    average_epochs: float = 4.0
-    """Time constant of the moving average of the weights, which is what is pruned."""
+    prune_after_epochs: int = 10
+    """Epochs after which weights with log α > 3 are pruned before each epoch, for good."""
+    average_epochs: float = 2.0
+    """Time constant of the moving average of the weights, which is what is judged."""
     batch_size: int = 100
     """Images in a mini-batch."""
     dense_epochs: int = 30
     """Epochs of the network that is not sparse."""
+    dense_lr: float = 1e-3
+    """Its learning rate, also of the training after magnitude pruning."""
     magnitude: tuple[float, ...] = (4.0, 12.0, 30.0, 70.0)
     """Compression factors to which that one is pruned by magnitude, one after the other."""
     retraining_epochs: int = 10
@@ -75,6 +78,7 @@ class Settings:
 QUICK: dict[str, Any] = {
     "epochs": 10,
     "kl_warmup_epochs": 2,
+    "prune_after_epochs": 4,
     "average_epochs": 1.0,
     "dense_epochs": 3,
     "magnitude": (4.0, 12.0),
@@ -85,6 +89,7 @@ QUICK: dict[str, Any] = {
 SMOKE: dict[str, Any] = {
     "epochs": 3,
     "kl_warmup_epochs": 1,
+    "prune_after_epochs": 2,
     "average_epochs": 0.5,
     "dense_epochs": 2,
     "magnitude": (4.0,),
@@ -155,13 +160,14 @@ def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -
     test = shared_networks.grey_images(config.data, "test", config.test_size, log)
     sparse = train_sparse(architecture, config, train, test, log)
     pruned = pruned_copy(sparse.model)
-    dense = _train(architecture, "dense", {}, config.dense_epochs, config, train, log)
+    dense = train_dense(architecture, config, train, log)
     return {
         "sparse": {
             **measure(pruned, test),
             "error_unpruned": error(sparse.model, test),
             "error_averaged": averaged_error(pruned, test),
         },
+        "quantized": quantized(pruned, test),
         "by_epoch": {key: [row[key] for row in sparse.history] for key in ("error", "compression")},
         "sparsity_by_epoch": _columns([row["sparsity"] for row in sparse.history]),
         "dense": {"error": error(dense.model, test)},
@@ -198,11 +204,20 @@ def train_sparse(
         identity={"log_variance": config.log_variance},
         training={
             "kl_warmup_epochs": config.kl_warmup_epochs,
+            "prune_after_epochs": config.prune_after_epochs,
             "average_epochs": config.average_epochs,
+            "lr": config.lr,
             "log_alpha_lr": config.log_variance_lr,
         },
         on_epoch=partial(_look, test),
     )
+
+
+def train_dense(
+    architecture: Callable[..., nn.Module], config: Settings, train: ImageSet, log: RunLog
+) -> FitResult:
+    """The deterministic network."""
+    return _train(architecture, "dense", {}, config.dense_epochs, config, train, log)
 
 
 def pruned_copy(model: nn.Module) -> nn.Module:
@@ -238,6 +253,45 @@ def averaged_error(model: nn.Module, data: ImageSet, num_samples: int = 20) -> f
     """The same for probabilities averaged over samples."""
     proba = [zm.predict_proba(model, x, num_samples, seed=0) for x in data.images.split(1000)]
     return 100 * (torch.cat(proba).argmax(-1) != data.labels).double().mean().item()
+
+
+def quantized(pruned: nn.Module, test: ImageSet) -> dict[str, Any]:
+    """Error, bytes and bits after rounding by the posterior, for each layer, neuron or weight."""
+    results: dict[str, Any] = {}
+    for per in ("layer", "neuron", "weight"):
+        for tolerance in (0.5, 1.0):
+            rounded = copy.deepcopy(pruned)
+            report = zm.quantize_(rounded, per=per, tolerance=tolerance)
+            kept = sum(layer.nonzero for layer in report.layers)
+            results.setdefault(per, {})[f"tolerance {tolerance:g}"] = {
+                "error": error(rounded, test),
+                "bytes": report.size,
+                "compression": report.compression,
+                "bits": sum(layer.bits * layer.nonzero for layer in report.layers) / max(kept, 1),
+            }
+    return results
+
+
+def quantization_figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Error and size of the rounded networks, `quantized` of each seed."""
+    variants = [(per, t) for per, rows in metrics[0]["quantized"].items() for t in rows]
+    names = [f"per {per}, {tolerance}" for per, tolerance in variants]
+    return [
+        figure(
+            f"Rounded by the posterior: {label}",
+            "bit widths",
+            label,
+            [
+                over_seeds(
+                    label,
+                    names,
+                    [[m["quantized"][per][t][key] for per, t in variants] for m in metrics],
+                    kind="bar",
+                )
+            ],
+        )
+        for key, label in (("error", "test error, %"), ("compression", "times smaller than float"))
+    ]
 
 
 def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -283,6 +337,7 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             ],
             x_log=True,
         ),
+        *quantization_figures(metrics),
         *(
             image(f"{title}, {name} network", x_label, y_label, rows)
             for name, pictures in first["pictures"].items()
@@ -308,12 +363,9 @@ def _train(
     """Train a network with the layers that `make` makes, or go on with `start`."""
     from zeromean.training import TrainingConfig
 
+    options = {"lr": config.dense_lr, **(training or {})}
     settings = TrainingConfig(
-        epochs=epochs,
-        batch_size=config.batch_size,
-        lr=config.lr,
-        seed=config.seed,
-        **(training or {}),
+        epochs=epochs, batch_size=config.batch_size, seed=config.seed, **options
     )
 
     def build() -> nn.Module:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from zeromean.report.markdown import to_markdown
 from zeromean.report.page import Section, count_verdicts, section
 from zeromean.report.records import read_records
 from zeromean.report.verdicts import RULE
@@ -37,6 +38,20 @@ def build(records: Path, output: Path, known: Mapping[str, str] | None = None) -
     output.parent.mkdir(parents=True, exist_ok=True)
     _write_atomically(output, html)
     return output
+
+
+def build_markdown(
+    records: Path, output: Path, known: Mapping[str, str] | None = None, *, figures: str = ""
+) -> Path:
+    """Write the tables of the same page, without its figures, as Markdown.
+
+    Args:
+        figures: A sentence that says where the figures are.
+    """
+    text = to_markdown(_sections(Path(records), known or {}), figures)
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    _write_atomically(Path(output), text)
+    return Path(output)
 
 
 def _sections(folder: Path, known: Mapping[str, str]) -> list[Section]:

@@ -1,0 +1,148 @@
+"""Structured sparsity: log-normal noise on the units of LeNet-5-Caffe takes whole ones away."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import zeromean as zm
+from zeromean.experiments import shared_networks, sparse_networks
+from zeromean.experiments.claims import Claim
+from zeromean.experiments.figure import figure, over_seeds
+from zeromean.experiments.run_log import RunLog
+
+if TYPE_CHECKING:
+    from zeromean.data import ImageSet
+
+TITLE = "Structured sparsity: fewer filters and neurons by log-normal noise, LeNet-5-Caffe"
+SOURCE = "talk on variational dropout, outlook; Neklyudov et al. (2017)"
+NEEDS: tuple[str, ...] = ("mnist",)
+# The noise stands behind the last module that a layer has to itself.
+UNITS = {"conv1": ("pool1", 20), "conv2": ("pool2", 50), "dense1": ("activation3", 500)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(sparse_networks.Settings):
+    """Trained without noise, then with log-normal noise behind every hidden layer."""
+
+    epochs: int = 30
+    """Epochs with noise."""
+    lr: float = 1e-3
+    """Adam's learning rate for the weights, which falls linearly to zero."""
+    noise_lr: float = 1e-2
+    """Adam's learning rate for the noise."""
+    beta: float = 1.0
+    """Weight of the KL term."""
+    dense_epochs: int = 15
+    """Epochs without noise, before."""
+
+
+QUICK = Config(**sparse_networks.QUICK)
+SMOKE = Config(**sparse_networks.SMOKE)
+CLAIMS = [
+    Claim("error", 1.0, "our bound", 0.0, "at most", "test error without the dropped units", "%"),
+    *(
+        Claim(
+            f"kept.{layer}",
+            count / 2,
+            "our bound",
+            0.0,
+            "at most",
+            f"units of {layer} that are left, of {count}",
+        )
+        for layer, (_, count) in UNITS.items()
+    ),
+]
+
+
+def run(config: Config, log: RunLog) -> dict[str, Any]:
+    from zeromean.models import lenet5_caffe
+
+    train = shared_networks.grey_images(config.data, "train", config.train_size, log)
+    test = shared_networks.grey_images(config.data, "test", config.test_size, log)
+    dense = sparse_networks.train_dense(lenet5_caffe, config, train, log).model
+    noisy = _train_noise(dense, config, train, test, log)
+    pruned = sparse_networks.pruned_copy(noisy.model)
+    return {
+        "error": sparse_networks.error(pruned, test),
+        "error_dense": sparse_networks.error(dense, test),
+        "error_averaged": sparse_networks.averaged_error(pruned, test),
+        "kept": _kept(pruned),
+        "by_epoch": {
+            "error": [row["error"] for row in noisy.history],
+            **{layer: [row[f"kept/{layer}"] for row in noisy.history] for layer in UNITS},
+        },
+    }
+
+
+def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    curves = [record["metrics"]["by_epoch"] for record in records]
+    epochs = list(range(1, len(curves[0]["error"]) + 1))
+    units = [
+        over_seeds(
+            f"{layer}, of {count}", epochs, [[100 * n / count for n in c[layer]] for c in curves]
+        )
+        for layer, (_, count) in UNITS.items()
+    ]
+    errors = [over_seeds("pruned", epochs, [c["error"] for c in curves])]
+    return [
+        figure("Units that are left", "epoch", "units, %", units),
+        figure("Test error of the pruned network", "epoch", "error, %", errors),
+    ]
+
+
+def add_noise(network: nn.Sequential) -> nn.Sequential:
+    """A copy with log-normal noise behind every hidden layer, `noise_conv1` and so on."""
+    places = {after: (f"noise_{name}", count) for name, (after, count) in UNITS.items()}
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, module in network.named_children():
+        parts[name] = copy.deepcopy(module)
+        if name in places:
+            noise, count = places[name]
+            parts[noise] = zm.LogNormalDropout(count)
+    return nn.Sequential(parts)
+
+
+def _train_noise(
+    dense: nn.Module, config: Config, train: ImageSet, test: ImageSet, log: RunLog
+) -> Any:
+    from zeromean.training import TrainingConfig
+
+    assert isinstance(dense, nn.Sequential)
+    settings = TrainingConfig(
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        log_alpha_lr=config.noise_lr,
+        kl_warmup_epochs=config.kl_warmup_epochs,
+        beta=config.beta,
+        seed=config.seed,
+    )
+    identity = {
+        "experiment": "structured_lenet5",
+        "dense_epochs": config.dense_epochs,
+        "training": {key: value for key, value in asdict(settings).items() if key != "seed"},
+        "data": [config.data, config.train_size],
+    }
+    look = partial(_look, test)
+    return shared_networks.train(
+        "log-normal noise", identity, lambda: add_noise(dense), train, settings, log, on_epoch=look
+    )
+
+
+def _look(test: ImageSet, epoch: int, model: nn.Module) -> dict[str, float]:
+    few = test.subset(torch.arange(min(2000, len(test))))
+    pruned = sparse_networks.pruned_copy(model)
+    kept = {f"kept/{layer}": count for layer, count in _kept(pruned).items()}
+    return {"error": sparse_networks.error(pruned, few), **kept}
+
+
+def _kept(pruned: nn.Module) -> dict[str, int]:
+    return {layer: int(pruned.get_buffer(f"noise_{layer}.keep").sum()) for layer in UNITS}
