@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
-from zeromean.batch_last import BatchLast
+from zeromean.compression.batch_last import BatchLast
+from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.models import lenet5, lenet5_caffe, lenet_300_100
 from zeromean.objectives import stochastic_modules
-from zeromean.sparse_layers import SparseConv2d, SparseLinear
 
 ADDITIVE = {
     "dense": partial(zm.Linear, posterior=partial(zm.Additive, log_variance=-20.0)),

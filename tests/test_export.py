@@ -14,8 +14,9 @@ from torch import nn
 
 import zeromean as zm
 from test_compress import ADDITIVE, Residual, images, zero_out
-from zeromean import export, sparse_coding
-from zeromean.batch_last import BatchLast
+from zeromean import export
+from zeromean.compression import sparse_coding
+from zeromean.compression.batch_last import BatchLast
 from zeromean.dropout import UnitScale
 from zeromean.models import lenet5, lenet5_caffe, lenet_300_100
 

@@ -1,7 +1,7 @@
 """Networks whose weights are random: variance networks, variational dropout and around them."""
 
 from zeromean.certificate import zero_mean_
-from zeromean.compress import compress
+from zeromean.compression.compress import compress
 from zeromean.convert import (
     make_stochastic_,
     recalibrate_batchnorm_,

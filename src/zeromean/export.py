@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean import sparse_coding
-from zeromean.batch_last import BatchLast
-from zeromean.blueprint import build, describe
+from zeromean.compression import sparse_coding
+from zeromean.compression.batch_last import BatchLast
+from zeromean.compression.blueprint import build, describe
+from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.convert import replace_modules_
 from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Posterior
 from zeromean.serialization import read_safetensors, write_safetensors
-from zeromean.sparse_layers import SparseConv2d, SparseLinear
 
 FORMAT_VERSION = 1
 

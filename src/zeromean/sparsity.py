@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from zeromean.compression.sparse_layers import SparseLinear
 from zeromean.posteriors import Posterior
-from zeromean.sparse_layers import SparseLinear
 
 
 @dataclass(frozen=True)

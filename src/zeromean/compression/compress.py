@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.prune import BasePruningMethod
 
-from zeromean.chains import choose_layers_, join_chains_, sparse_twin
+from zeromean.compression.chains import choose_layers_, join_chains_, sparse_twin
+from zeromean.compression.flow import foldable, needed, reads, taps, units
+from zeromean.compression.graph import Role, layer_of, replace_node_, role_of, trace
+from zeromean.compression.resizing import norm_with_units, resized, with_units
 from zeromean.convert import replace_modules_, to_deterministic
 from zeromean.dropout import UnitNoise, UnitScale
-from zeromean.flow import foldable, needed, reads, taps, units
-from zeromean.graph import Role, layer_of, replace_node_, role_of, trace
 from zeromean.layers import StochasticLayer
 from zeromean.monte_carlo import Inputs, as_arguments
 from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Posterior
-from zeromean.resizing import norm_with_units, resized, with_units
 from zeromean.samplers import mean
 from zeromean.sampling import sampling
 from zeromean.sparsity import sparsity

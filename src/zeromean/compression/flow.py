@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from zeromean.graph import Role, features_behind, layer_of, role_of
+from zeromean.compression.graph import Role, features_behind, layer_of, role_of
 from zeromean.layers import Linear, StochasticLayer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean.sparse_layers import (
+from zeromean.compression.sparse_layers import (
     WORTH_GATHERING,
     SparseConv2d,
     SparseLinear,

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from zeromean.batch_last import BatchLast
-from zeromean.flow import taps
-from zeromean.graph import POINTWISE, Role, insert_, layer_of, replace_node_, role_of
+from zeromean.compression.batch_last import BatchLast
+from zeromean.compression.flow import taps
+from zeromean.compression.graph import POINTWISE, Role, insert_, layer_of, replace_node_, role_of
+from zeromean.compression.resizing import with_units
+from zeromean.compression.sparse_layers import SelectInputs, SparseConv2d, SparseLinear, is_simple
 from zeromean.layers import Linear
-from zeromean.resizing import with_units
-from zeromean.sparse_layers import SelectInputs, SparseConv2d, SparseLinear, is_simple
 
 # Rules from measurements on one thread, for batches from 1 to 256.
 _SPARSE_LINEAR = 1 / 16  # largest part of the weights that is left

@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from zeromean.batch_last import BatchLast
+from zeromean.compression.batch_last import BatchLast
+from zeromean.compression.graph import POINTWISE
+from zeromean.compression.resizing import resized
+from zeromean.compression.sparse_layers import SelectInputs, SparseConv2d, SparseLinear
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import UnitScale
-from zeromean.graph import POINTWISE
 from zeromean.layers import Linear, StochasticLayer
 from zeromean.noise import NOISES
 from zeromean.posteriors import ZeroMean
-from zeromean.resizing import resized
 from zeromean.samplers import SAMPLERS
-from zeromean.sparse_layers import SelectInputs, SparseConv2d, SparseLinear
 
 Tensors = dict[str, Tensor]
 
