@@ -42,6 +42,7 @@ REGISTRY: dict[str, str] = {
     "conv_lrt": "zeromean.experiments.conv_lrt",
     "sparse_lenet300": "zeromean.experiments.sparse_lenet300",
     "sparse_lenet5": "zeromean.experiments.sparse_lenet5",
+    "compression": "zeromean.experiments.compression",
     "structured_lenet5": "zeromean.experiments.structured_lenet5",
     "sparse_lstm": "zeromean.experiments.sparse_lstm",
     "random_labels": "zeromean.experiments.random_labels",
