@@ -18,10 +18,8 @@ NEEDS: tuple[str, ...] = ("mnist",)
 class Config(sparse_networks.Settings):
     """LeNet-5-Caffe, all four layers sparse."""
 
-    epochs: int = 60
+    epochs: int = 50
     """Epochs of sparse variational dropout, from scratch."""
-    lr: float = 3e-3
-    """Adam's learning rate for means and biases, which falls linearly to zero."""
     dense_epochs: int = 15
     """Epochs of the network that is not sparse."""
     magnitude: tuple[float, ...] = (12.0, 50.0, 280.0)
