@@ -24,6 +24,7 @@ SOURCE = "Molchanov & Ashuha (2016), talk: linear models; data of scikit-learn"
 NEEDS: tuple[str, ...] = ()
 SETS = ("diabetes", "diabetes squared", "wide", "breast cancer", "digits")
 PEERS = ("ard", "lasso", "l1")
+RATIOS = {"error": "error", "feature": "features"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,25 +43,37 @@ class Config:
 
 QUICK = Config(sets=("diabetes", "wide", "breast cancer"))
 SMOKE = Config(sets=("diabetes", "breast cancer"), folds=2, num_penalties=2)
+OURS = {"vd": "variational dropout", "rvm": "RVM"}
+NOTES = (
+    "Each of our models stands, with its defaults, beside whichever of scikit-learn's has the "
+    "smaller test error on that set, a choice in their favour.",
+    "Breast cancer and digits: fewer features, but more errors than l1 logistic regression, whose "
+    "penalty is chosen by cross-validation. It is the selection that costs, not the fit: on the "
+    "seven features of breast cancer that variational dropout keeps, ridge logistic regression "
+    "errs as often (0.035), while on all thirty it beats every sparse model (0.021); they are "
+    "strongly correlated, and averaging over them pays. With as few features as ours, l1 is no "
+    "better (0.036 at 6.2 features). The log loss of variational dropout is that of l1.",
+)
 CLAIMS = [
     claim
     for name in SETS
+    for model, label in OURS.items()
     for claim in (
         Claim(
-            f"{name}.error_ratio",
+            f"{name}.{model}.error_ratio",
             1.0,
             "ours",
-            0.02,
+            0.01,
             "at most",
-            f"{name}: error of our best model, in those of scikit-learn's best",
+            f"{name}, {label}: error, in that of scikit-learn's better model",
         ),
         Claim(
-            f"{name}.feature_ratio",
+            f"{name}.{model}.feature_ratio",
             1.0,
             "ours",
             0.0,
             "at most",
-            f"{name}: features of that model, in those of scikit-learn's best",
+            f"{name}, {label}: features, in those of that model",
         ),
     )
 ]
@@ -94,7 +107,7 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _compare(name: str, config: Config) -> dict[str, Any]:
     splits = list(_splits(name, config))
-    models = _regressors() if splits[0].y.dtype == np.float64 else _classifiers(config, name)
+    models = _regressors() if splits[0].y.dtype == np.float64 else _classifiers(config)
     measured = [linear_models.measure_all(models, rows) for rows in splits]
     means = {
         model: {
@@ -102,15 +115,12 @@ def _compare(name: str, config: Config) -> dict[str, Any]:
         }
         for model in models
     }
-    ours, theirs = (
-        min((m for m in means if (m in PEERS) == peer), key=lambda m: means[m]["error"])
-        for peer in (False, True)
-    )
-    return {
-        "models": means,
-        "error_ratio": means[ours]["error"] / means[theirs]["error"],
-        "feature_ratio": means[ours]["features"] / means[theirs]["features"],
+    best = min((means[name] for name in PEERS if name in means), key=lambda m: m["error"])
+    ratios = {
+        name: {f"{key}_ratio": means[name][of] / best[of] for key, of in RATIOS.items()}
+        for name in OURS
     }
+    return {"models": means, **ratios}
 
 
 def _regressors() -> linear_models.Models:
@@ -127,7 +137,7 @@ def _regressors() -> linear_models.Models:
     }
 
 
-def _classifiers(config: Config, name: str) -> linear_models.Models:
+def _classifiers(config: Config) -> linear_models.Models:
     from zeromean.estimators import RVMClassifier, VariationalDropoutClassifier
 
     return {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zeromean import experiments
 from zeromean.experiments import runner
-from zeromean.experiments.run_log import write_json
+from zeromean.experiments.run_log import replace_text, to_json
 
 # The report shows the runs of one size, the best there is.
 SIZES = ("full", "custom", "quick", "smoke")
@@ -22,7 +23,7 @@ def collect(runs: Path, results: Path) -> list[Path]:
         if record["runs"]:
             results.mkdir(parents=True, exist_ok=True)
             path = results / f"{name}.json"
-            write_json(path, record)
+            replace_text(path, _with_short_lists(to_json(record, indent=1)) + "\n")
             paths.append(path)
     return paths
 
@@ -102,6 +103,15 @@ def _finished(name: str, runs: Path) -> Iterator[dict[str, Any]]:
             "environment": {**done["environment"], "commit": done["commit"] or "unknown"},
             "metrics": done["metrics"],
         }
+
+
+def _with_short_lists(text: str) -> str:
+    """JSON with a line for every list of numbers or words, not for every one of them."""
+    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: _on_one_line(match[1]), text)
+
+
+def _on_one_line(items: str) -> str:
+    return "[" + ", ".join(re.split(r",\n\s*", items)) + "]"
 
 
 def _order(run: dict[str, Any]) -> tuple[int, str, int]:
