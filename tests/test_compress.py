@@ -240,6 +240,164 @@ def test_activations_changed_in_place_are_left_to_the_fallback():
     assert_same_predictions(model, compressed, torch.randn(3, 4))
 
 
+def network(forward, **modules):
+    """A module with this forward function."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, module in modules.items():
+                self.add_module(name, module)
+
+        def forward(self, x):
+            return forward(self, x)
+
+    return Network()
+
+
+def change_after_view(self, x):
+    h = self.dense1(x)
+    g = F.relu(torch.flatten(h, 1), inplace=True)
+    return self.dense2(g) + self.dense3(h)
+
+
+def change_after_dropout(self, x):
+    h = self.dense1(x)
+    g = F.relu(F.dropout(h, training=self.training), inplace=True)
+    return self.dense2(g) + self.dense3(h)
+
+
+def change_by_operator(self, x):
+    h = g = self.dense1(x)
+    g -= 1
+    return self.dense2(g) + self.dense3(h)
+
+
+@pytest.mark.parametrize("forward", [change_after_view, change_after_dropout, change_by_operator])
+def test_hidden_changes_in_place_are_left_to_the_fallback(forward):
+    layers = {"dense1": nn.Linear(4, 6), "dense2": nn.Linear(6, 3), "dense3": nn.Linear(6, 3)}
+    model = zero_out(network(forward, **layers), 0.5)
+    with pytest.warns(UserWarning, match="changes in place what something else reads too"):
+        compressed = zm.compress(model)
+    assert_same_predictions(model, compressed, torch.randn(3, 4))
+
+
+def test_residual_sum_in_place_loses_units():
+    def forward(self, x):
+        h = torch.relu(self.dense1(x))
+        h += self.dense2(h)
+        return self.dense3(h)
+
+    model = network(
+        forward, dense1=nn.Linear(4, 20), dense2=nn.Linear(20, 20), dense3=nn.Linear(20, 3)
+    )
+    zero_out(model, 0.5, dead=0.7)
+    compressed = zm.compress(model)
+    assert num_units(compressed)[0] < 20
+    assert_same_predictions(model, compressed, torch.randn(3, 4))
+
+
+def test_layers_that_follow_each_other_directly_lose_units():
+    dense = nn.Sequential(nn.Linear(6, 20), nn.Linear(20, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
+    compressed = zm.compress(zero_out(dense, 0.5))
+    assert num_units(compressed)[0] < 20
+    assert_same_predictions(dense, compressed, torch.randn(5, 6))
+    conv = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 2, 3))
+    assert_same_predictions(conv, zm.compress(zero_out(conv, 0.5)), *images(2, 9))
+
+
+def test_modules_with_the_names_of_functions_are_themselves():
+    model = network(
+        lambda self, x: self.dense(self.relu(20 * self.conv(x)).flatten(1)),
+        conv=nn.Conv2d(1, 4, 9, stride=9),
+        relu=nn.ReLU6(),
+        dense=nn.Linear(36, 3),
+    )
+    assert_same_predictions(model, zm.compress(zero_out(model, 0.3)), *images(2, 9))
+
+
+def test_keyword_arguments_of_layers_are_kept():
+    model = network(
+        lambda self, x: self.up(self.conv(x), output_size=(54, 54)),
+        conv=nn.Conv2d(1, 4, 3),
+        up=nn.ConvTranspose2d(4, 2, 3, stride=2),
+    )
+    assert_same_predictions(model, zm.compress(zero_out(model, 0.3)), *images(2))
+
+
+def test_flatten_in_front_of_an_activation_works_for_every_batch():
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 9, stride=9), nn.Flatten(), nn.ReLU(), nn.Linear(54, 100), nn.Linear(100, 3)
+    )
+    compressed = zm.compress(zero_out(model, 0.9))
+    assert any(isinstance(module, BatchLast) for module in compressed.modules())
+    assert_same_predictions(model, compressed, *images(1, 3, 20))
+
+
+def test_optional_arguments_keep_their_defaults_unless_they_are_given():
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense1, self.dense2 = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x, mask=None, *, softmax=True):
+            x = self.dense1(x)
+            if mask is not None:
+                x = x * mask
+            x = self.dense2(x)
+            return x.softmax(-1) if softmax else x
+
+    model = zero_out(Optional(), 0.5)
+    x, mask = torch.randn(3, 4), torch.rand(3, 6)
+    assert_same_predictions(model, zm.compress(model), x)
+    with_mask = zm.compress(model, (x, mask))
+    torch.testing.assert_close(with_mask(x, mask), model(x, mask), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="softmax"):
+        with_mask(x, mask, softmax=False)
+
+
+def test_hooks_are_called():
+    def hooked(place):
+        model = zero_out(nn.Sequential(nn.Linear(90, 80), nn.ReLU(), nn.Linear(80, 3)), 0.97)
+        module = model if place is None else model[place]
+        module.register_forward_hook(lambda module, inputs, output: output + 1)
+        return model
+
+    for place in (0, 1, 2):
+        model = hooked(place)
+        compressed = zm.compress(model)
+        assert_same_predictions(model, compressed, torch.randn(4, 90), torch.randn(1, 90))
+    model = hooked(None)
+    with pytest.warns(UserWarning, match=r"cannot trace the model \(the model has hooks"):
+        compressed = zm.compress(model)
+    assert_same_predictions(model, compressed, torch.randn(4, 90))
+
+
+def test_transformer_layers_survive_the_fallback():
+    model = network(
+        lambda self, x: self.layer(x) if x.sum() > -1e9 else x,
+        layer=nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
+    )
+    with pytest.warns(UserWarning, match="cannot trace the model"):
+        compressed = zm.compress(zero_out(model, 0.97))
+    assert_same_predictions(model, compressed, torch.randn(2, 5, 64))
+
+
+def test_compressed_model_runs_under_autocast():
+    dense = [nn.Linear(90, 80), nn.ReLU(), nn.Linear(80, 70), nn.ReLU(), nn.Linear(70, 3)]
+    model = zero_out(nn.Sequential(*dense), 0.5, dead=0)
+    model[2].weight.data *= torch.rand_like(model[2].weight) < 0.08
+    compressed = zm.compress(model)
+    assert any(isinstance(module, SparseLinear) for module in compressed.modules())
+    with torch.no_grad():
+        for batch in (1, 3, 30):
+            x = torch.randn(batch, 90)
+            with torch.autocast("cpu", torch.bfloat16):
+                output = compressed(x)
+            assert output.dtype == torch.bfloat16
+            torch.testing.assert_close(output.float(), model(x), rtol=0.05, atol=0.01)
+
+
 def test_recurrent_networks_become_plain_ones():
     class Tagger(nn.Module):
         def __init__(self):
@@ -328,6 +486,7 @@ def test_masks_of_torch_prune_count():
     with torch.no_grad():
         model[0].weight_orig.mul_(2.0)  # An optimizer step that no call has seen yet.
     compressed = zm.compress(model)
+    assert not any("mask" in name for name in compressed.state_dict())
     assert num_units(compressed)[0] <= 15
     assert_same_predictions(model, compressed, torch.randn(6, 20))
 
@@ -448,6 +607,14 @@ def test_example_inputs_are_compared():
     model = zero_out(Remembering(), 0.5)
     with pytest.raises(RuntimeError, match="predicts something else than the model on example_in"):
         zm.compress(model, torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_are_compared_within_their_rounding(dtype):
+    dense = [nn.Linear(90, 80), nn.BatchNorm1d(80), nn.ReLU(), nn.Linear(80, 70), nn.Linear(70, 3)]
+    model = zero_out(nn.Sequential(*dense), 0.9).to(dtype)
+    x = torch.randn(20, 90).to(dtype)
+    assert zm.compress(model, x)(x).dtype == dtype
 
 
 def test_compressed_model_compiles_and_exports_for_any_batch(fresh_dynamo):

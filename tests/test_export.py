@@ -93,6 +93,9 @@ def test_recurrent_layers_survive(tmp_path):
     loaded = export.load_compressed(tmp_path / "m.safetensors")
     (x,) = images(3)
     assert torch.equal(loaded(x), compressed(x))
+    export.save_onnx(compressed, tmp_path / "m.onnx", x)
+    output = in_onnxruntime(tmp_path / "m.onnx")(x)
+    torch.testing.assert_close(output, compressed(x), rtol=1e-5, atol=1e-5)
 
 
 def test_variance_layers_and_multipliers_survive(tmp_path):
@@ -131,6 +134,10 @@ def test_what_a_file_cannot_describe_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     with pytest.raises(ValueError, match="A file cannot describe Own: it holds"):
         export.save_compressed(nn.Sequential(nn.ReLU(), Own()), path)
+    hooked = nn.ReLU()
+    hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(ValueError, match="A file cannot describe the hooks of ReLU; remove them"):
+        export.save_compressed(nn.Sequential(hooked), path)
     network = torch.fx.symbolic_trace(Own())
     with pytest.raises(ValueError, match="A file cannot describe sort, which the forward"):
         export.save_compressed(network, path)
@@ -171,6 +178,50 @@ def test_damaged_files_get_a_sentence(change, tmp_path):
     rewrite(path, change)
     with pytest.raises(ValueError, match=r"has a damaged header \(.*\); save it again"):
         export.load_compressed(path)
+
+
+@pytest.mark.parametrize(
+    ("op", "place", "value"),
+    [
+        ("placeholder", 2, "x=print('run')"),
+        ("placeholder", 2, "lambda"),
+        ("call_module", 2, "dense'), print('run"),
+        ("call_method", 4, {"dict": [["dim=print('run'), other", 1]]}),
+        ("call_method", 0, "get_attr"),
+    ],
+)
+def test_code_in_a_file_is_refused(op, place, value, tmp_path, capsys):
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.dense(x).softmax(dim=-1)
+
+    def change(header, _):
+        nodes = header["model"]["nodes"]
+        (node,) = [node for node in nodes if node[0] == op]
+        if op == "call_module":
+            header["model"]["modules"][value] = {"kind": "ReLU", "arguments": {}}
+        node[place] = value
+
+    path = tmp_path / "m.safetensors"
+    export.save_compressed(torch.fx.symbolic_trace(Network()), path)
+    export.load_compressed(path)(torch.ones(2, 4))
+    rewrite(path, change)
+    with pytest.raises(ValueError, match="has a damaged header"):
+        export.load_compressed(path)(torch.ones(2, 4))
+    assert capsys.readouterr().out == ""
+
+
+def test_files_are_loaded_for_inference_mode(tmp_path):
+    path = tmp_path / "m.safetensors"
+    compressed = zm.compress(zero_out(lenet5_caffe(), 0.97))
+    export.save_compressed(compressed, path)
+    (x,) = images(9)
+    with torch.inference_mode():
+        assert torch.equal(export.load_compressed(path)(x), compressed(x))
 
 
 def test_other_files_and_newer_formats_are_refused(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import zeromean as zm
+from zeromean.compression.batch_last import BatchLast
 from zeromean.int8 import Int8Linear
 
 
@@ -50,3 +51,24 @@ def test_to_int8_converts_large_plain_layers_and_keeps_the_rest():
     assert isinstance(zm.to_int8(model[0]), Int8Linear)
     with pytest.raises(ValueError, match="no plain linear layer of at least 65536 weights"):
         zm.to_int8(nn.Sequential(zm.Linear(300, 300)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_int8_layer_in_other_precisions(dtype):
+    plain = nn.Linear(784, 40).to(dtype)
+    x = (torch.rand(5, 784) + 2).to(dtype)
+    x[3] = 0.0
+    output, expected = Int8Linear(plain)(x), plain(x)
+    assert output.dtype == dtype
+    assert (output - expected).double().norm() < 0.02 * expected.double().norm()
+
+
+def test_to_int8_reaches_the_layers_of_a_compressed_chain():
+    model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300)).eval()
+    model[0].weight.data *= torch.rand(300, 300) < 0.03
+    compressed = zm.compress(model)
+    assert isinstance(compressed, BatchLast)
+    converted = zm.to_int8(compressed)
+    x = torch.rand(4, 300)
+    error = (converted(x) - compressed(x)).norm() / compressed(x).norm()
+    assert 0 < error < 0.02

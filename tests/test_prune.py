@@ -282,6 +282,13 @@ def test_padding_row_of_an_embedding_is_not_pruned():
     assert model.kl() == 0
 
 
+@pytest.mark.parametrize(("posterior", "by"), [("Additive", "snr"), ("ZeroMean", "variance")])
+def test_padding_row_does_not_stand_in_for_weights_to_prune(posterior, by):
+    model = build("Embedding", posterior)
+    zm.prune_(model, by=by, sparsity=0.5)
+    assert zm.sparsity(model).total.sparsity == pytest.approx(0.5, abs=0.5 / model.weight.numel())
+
+
 def test_layer_that_loses_everything_is_reported():
     model = additive(4, 3, 2)
     model[1].weight.log_variance.data.fill_(20.0)

@@ -196,6 +196,7 @@ def test_tied_posteriors_are_quantized_once():
     [
         ({"bits": 0}, "bits must be a whole number from 1 to 24, got 0"),
         ({"bits": 25}, "bits must be a whole number from 1 to 24"),
+        ({"bits": 2.5}, "bits must be a whole number from 1 to 24, got 2.5"),
         ({"tolerance": 0.0}, "tolerance must be a positive number"),
         ({"per": "filter"}, "per must be 'layer', 'neuron' or 'weight'"),
     ],

@@ -153,6 +153,33 @@ def test_tied_plain_weight_is_written_once(tmp_path):
     assert_same(loaded, model, torch.tensor([[0, 1, 2]]))
 
 
+@pytest.mark.parametrize("skeleton_is_stochastic", [True, False])
+def test_recurrent_layers_survive(skeleton_is_stochastic, tmp_path):
+    def tied():
+        model = nn.ModuleList([nn.LSTM(3, 4), nn.LSTM(3, 4), nn.GRU(4, 2, bidirectional=True)])
+        model[1].weight_hh_l0 = model[0].weight_hh_l0
+        return model
+
+    posterior = partial(zm.Multiplicative, share="weight")
+    path = tmp_path / "m.safetensors"
+    model = tied()
+    zm.make_stochastic_(model, posterior=posterior, prior=zm.ARD())
+    zm.prune_(model, sparsity=0.5)
+    zm.save(model, path)
+    assert header_of(path)["format_version"] == 3
+    skeleton = tied()
+    if skeleton_is_stochastic:
+        zm.make_stochastic_(skeleton, posterior=zm.Additive)
+    loaded = zm.load(path, skeleton)
+    assert str(loaded) == str(model)
+    assert loaded[0].prior == zm.ARD()
+    assert loaded[1].weight_hh_l0 is loaded[0].weight_hh_l0
+    x = torch.randn(5, 2, 3)
+    with zm.sampling(model, zm.mean), zm.sampling(loaded, zm.mean):
+        assert torch.equal(loaded[0](x)[0], model[0](x)[0])
+    torch.testing.assert_close(zm.kl_divergence(loaded), zm.kl_divergence(model))
+
+
 def test_partly_stochastic_model_survives(tmp_path):
     model = plain()
     zm.make_stochastic_(model, where=lambda name, module: name == "5")
@@ -259,6 +286,13 @@ def test_failing_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_recurrent_layer_with_several_kinds_of_posterior_is_refused(tmp_path):
+    model = zm.GRU(3, 2)
+    model.weight_hh_l0 = zm.ZeroMean((6, 2))
+    with pytest.raises(ValueError, match="has posteriors of several kinds, which a file cannot"):
+        zm.save(nn.Sequential(model), tmp_path / "m.safetensors")
+
+
 def test_missing_folder_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere; create it first"):
         zm.save(stochastic(), tmp_path / "nowhere" / "m.safetensors")
@@ -356,8 +390,8 @@ def rewrite_header(path, change):
 def test_newer_format_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     zm.save(stochastic(), path)
-    rewrite_header(path, lambda header: header.update(format_version=3))
-    assert_refuses(path, "has format version 3, this zeromean reads up to 2; upgrade zeromean")
+    rewrite_header(path, lambda header: header.update(format_version=4))
+    assert_refuses(path, "has format version 4, this zeromean reads up to 3; upgrade zeromean")
 
 
 def test_masks_are_saved_and_only_files_with_masks_need_the_newer_format(tmp_path):

@@ -18,6 +18,7 @@ import zeromean as zm
 from zeromean.data import Batches, ImageSet
 from zeromean.data import load as load_data
 from zeromean.training import TrainingConfig, fit
+from zeromean.training.average import WeightAverage
 
 pl = pytest.importorskip("lightning.pytorch")
 pytest.importorskip("tensorboard")
@@ -409,6 +410,18 @@ def test_log_alpha_is_projected_after_steps(tmp_path):
     model = small_network(log_alpha=-3.0)
     fit(model, blobs(), config, folder=tmp_path)
     assert -3.5 <= model[3].weight.log_alpha.item() <= -2.5
+
+
+def test_tied_weights_have_one_average():
+    model = nn.ModuleDict({"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)})
+    model["second"].weight = model["first"].weight
+    start = model["first"].weight.detach().clone()
+    average = WeightAverage(model, num_steps=10)
+    model["first"].weight.data += 1
+    average.update(step=0)
+    with average.shown():
+        torch.testing.assert_close(model["second"].weight, start + 0.9)
+    torch.testing.assert_close(model["second"].weight, start + 1)
 
 
 def test_averaged_weights_are_those_of_torch_and_survive_an_interruption(tmp_path):

@@ -82,7 +82,7 @@ def make_stochastic_(
     posteriors: dict[Any, Posterior] = {}
     for name, module in selected.items():
         if isinstance(module, nn.RNNBase):
-            twins[module] = _recurrent_twin(module, posterior, prior, posteriors)
+            twins[module] = recurrent_twin(module, posterior, prior, posteriors)
             continue
         tied = posteriors.get(module.weight)
         twin = twins[module] = stochastic_twin(name, module, posterior, prior, sampler, tied)
@@ -336,7 +336,7 @@ def stochastic_twin(
     return _take_over_(layer, module)
 
 
-def _recurrent_twin(
+def recurrent_twin(
     module: nn.RNNBase,
     posterior: PosteriorFactory,
     prior: PriorChoice,

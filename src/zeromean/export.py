@@ -191,6 +191,8 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
+            # Of nn.LSTM and nn.GRU, which assign to themselves in every call.
+            warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")
             yield
     finally:
         logger.setLevel(level)

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from zeromean.compression.batch_last import BatchLast
 from zeromean.convert import replace_modules_
 
 
@@ -21,7 +22,7 @@ def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
     Args:
         min_weights: Number of weights from which a layer is converted.
     """
-    model = copy.deepcopy(model)
+    model = nn.Sequential(copy.deepcopy(model))
     large: dict[nn.Module, nn.Module] = {
         module: Int8Linear(module).train(module.training)
         for module in model.modules()
@@ -32,10 +33,12 @@ def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
             f"The model has no plain linear layer of at least {min_weights} weights; make "
             "stochastic layers plain with zm.to_deterministic first, or lower min_weights."
         )
-    if model in large:
-        return large[model]
+    chains = [
+        m for m in model.modules() if isinstance(m, BatchLast) and large.keys() & m.children()
+    ]
+    replace_modules_(model, {chain: nn.Sequential(*chain.children()) for chain in chains})
     replace_modules_(model, large)
-    return model
+    return model[0]
 
 
 class Int8Linear(nn.Module):
@@ -54,22 +57,27 @@ class Int8Linear(nn.Module):
     def __init__(self, layer: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        with torch.no_grad():
-            scale = layer.weight.abs().amax(1).clamp_min(torch.finfo(layer.weight.dtype).tiny) / 127
-            weight = (layer.weight / scale.unsqueeze(1)).round().to(torch.int8)
+        weight = _wide(layer.weight.detach())
+        scale = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny) / 127
+        weight = (weight / scale.unsqueeze(1)).round().to(torch.int8)
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.reshape(-1, self.in_features)
+        rows = _wide(input.reshape(-1, self.in_features))
         largest = rows.abs().amax(1, keepdim=True)
         step = largest.clamp_min(torch.finfo(rows.dtype).tiny) / 127
         integers = (rows / step).round_().to(torch.int8)
         sums = torch._int_mm(integers, self.weight.t())  # pyright: ignore[reportPrivateImportUsage]
-        output = sums * (step * self.scale)
+        output = sums * (step * _wide(self.scale))
         output = output if self.bias is None else output.add_(self.bias)
         return output.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Sums of integers overflow in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -126,6 +126,10 @@ class _Weights:
                 f"{name} has NaN among its parameters, which says nothing about its weights; go "
                 "back to a sound checkpoint."
             )
+        row = posterior.layout.noiseless_row
+        if row is not None and not self.whole_neurons:
+            noiseless = torch.arange(len(self.excess), device=posterior.device) == row
+            self.excess = self.excess.masked_fill(noiseless.unsqueeze(1), -math.inf)
 
     def prune_(self, doomed: Tensor) -> int:
         posterior = self.posterior

@@ -286,5 +286,5 @@ def _check(per: str, tolerance: float, bits: int | None) -> None:
         raise ValueError(f"per must be 'layer', 'neuron' or 'weight', got {per!r}.")
     if not 0 < tolerance < math.inf:
         raise ValueError(f"tolerance must be a positive number, got {tolerance}.")
-    if bits is not None and not 1 <= bits <= MAX_BITS:
+    if bits is not None and not (1 <= bits <= MAX_BITS and bits == int(bits)):
         raise ValueError(f"bits must be a whole number from 1 to {MAX_BITS}, got {bits}.")

@@ -19,22 +19,30 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
-from zeromean.convert import plain_layer, replace_modules_, stochastic_twin
+from zeromean.convert import (
+    plain_layer,
+    plain_recurrent,
+    recurrent_twin,
+    replace_modules_,
+    stochastic_twin,
+)
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.noise import NOISES
-from zeromean.objectives import stochastic_layers
+from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFactory, ZeroMean
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
+from zeromean.recurrent import GRU, LSTM, RecurrentLayer
 from zeromean.samplers import SAMPLERS
 
-# 1: the first. 2: posteriors can be pruned, and have masks.
-FORMAT_VERSION = 2
+# 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
+FORMAT_VERSION = 3
 
 _HEADER = "zeromean"
 _LAYERS = {
     cls.__name__: cls for cls in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
 }
+_RECURRENT_LAYERS = {cls.__name__: cls for cls in (LSTM, GRU)}
 _POSTERIORS = {cls.__name__: cls for cls in (ZeroMean, Multiplicative, Additive)}
 _PRIORS = {cls.__name__: cls for cls in (LogUniform, StudentT, ARD, Normal)}
 
@@ -45,10 +53,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     The file appears under its name only when it is complete.
     """
     tensors, aliases = _without_aliases(model.state_dict())
-    masked = any(isinstance(m, Posterior) and m.mask is not None for m in model.modules())
     header = {
-        # The oldest version that can read the file.
-        "format_version": FORMAT_VERSION if masked else 1,
+        "format_version": _oldest_reader(model),
         "aliases": aliases,
         "layers": _describe_layers(model),
     }
@@ -147,20 +153,42 @@ def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[
 def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
     layers: dict[str, dict[str, Any]] = {}
     owners: dict[Posterior, str] = {}
-    for name, layer in stochastic_layers(model).items():
+    for name, layer in stochastic_modules(model).items():
+        if isinstance(layer, RecurrentLayer):
+            layers[name] = _describe_recurrent(layer, name)
+        if not isinstance(layer, StochasticLayer):
+            continue  # Noise on units stands in the code of the architecture.
         posterior = layer.weight
         layers[name] = {
             "layer": _name_of(type(layer), _LAYERS, "layer class", name),
-            "posterior": _name_of(type(posterior), _POSTERIORS, "posterior", name),
-            "noise": _name_of(posterior.noise, NOISES, "noise", name),
+            **_describe_posterior(posterior, name),
             "prior": _describe_prior(layer.prior, name),
             "sampler": _name_of(layer.sampler, SAMPLERS, "sampler", name),
             "tied_to": owners.get(posterior),
         }
-        if isinstance(posterior, Multiplicative):
-            layers[name]["share"] = posterior.share
         owners.setdefault(posterior, name)
     return layers
+
+
+def _describe_recurrent(layer: RecurrentLayer, name: str) -> dict[str, Any]:
+    first, *others = (_describe_posterior(p, name) for p in layer.posteriors().values())
+    if any(other != first for other in others):
+        raise ValueError(
+            f"Layer {name} has posteriors of several kinds, which a file cannot describe; save "
+            "model.state_dict() instead."
+        )
+    kind = _name_of(type(layer), _RECURRENT_LAYERS, "layer class", name)
+    return {"layer": kind, **first, "prior": _describe_prior(layer.prior, name)}
+
+
+def _describe_posterior(posterior: Posterior, layer: str) -> dict[str, Any]:
+    settings = {
+        "posterior": _name_of(type(posterior), _POSTERIORS, "posterior", layer),
+        "noise": _name_of(posterior.noise, NOISES, "noise", layer),
+    }
+    if isinstance(posterior, Multiplicative):
+        settings["share"] = posterior.share
+    return settings
 
 
 def _describe_prior(prior: Prior | None, layer: str) -> dict[str, Any] | None:
@@ -186,17 +214,26 @@ def _name_of(value: Any, registry: dict[str, Any], what: str, layer: str) -> str
 def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.Module:
     modules = dict(model.named_modules())
     replacements: dict[nn.Module, nn.Module] = {}
-    rebuilt: dict[str, StochasticLayer] = {}
+    rebuilt: dict[str, Any] = {}
+    drawn: dict[Posterior, nn.Parameter] = {}
+    of_recurrent: dict[Any, Posterior] = {}  # Recurrent layers are tied as those of the model are.
     for name, settings in layers.items():
         found = module = modules.get(name)
         if isinstance(found, StochasticLayer):
             module = plain_layer(name, found, "sample", {})
+        elif isinstance(found, RecurrentLayer):
+            module = plain_recurrent(name, found, "sample", drawn)
         if found is None or type(module) is not getattr(nn, settings["layer"]):
             raise ValueError(
                 f"{path} needs a {settings['layer']} at {name!r}, but the model has "
                 f"{'nothing' if found is None else type(found).__name__} there; build the "
                 "architecture that was saved."
             )
+        if isinstance(module, nn.RNNBase):
+            rebuilt[name] = replacements[found] = recurrent_twin(
+                module, _posterior(settings), _prior(settings["prior"]), of_recurrent
+            )
+            continue
         tied_to = settings["tied_to"]
         rebuilt[name] = replacements[found] = stochastic_twin(
             name,
@@ -220,6 +257,14 @@ def _prior(settings: dict[str, Any] | None) -> Prior | None:
         return None
     arguments = {key: value for key, value in settings.items() if key != "name"}
     return _PRIORS[settings["name"]](**arguments)
+
+
+def _oldest_reader(model: nn.Module) -> int:
+    """The oldest version that can read the file of a model."""
+    if any(isinstance(m, RecurrentLayer) for m in model.modules()):
+        return 3
+    masked = any(isinstance(m, Posterior) and m.mask is not None for m in model.modules())
+    return 2 if masked else 1
 
 
 def _require_readable(version: int, path: Any) -> None:

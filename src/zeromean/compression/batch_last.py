@@ -76,8 +76,9 @@ class BatchLast(nn.Module):
                 x = _ON_VECTORS[kind](step, x) if kind in _ON_VECTORS else step.forward(x)
             return x.view(1, -1)
         first = self._on_rows[0]
-        x = first.read_rows(x) if type(first) is SparseLinear else _dense(first, x.t())
-        return self._read_columns(x, start=1)
+        if type(first) is SparseLinear:
+            return self._read_columns(first.read_rows(x), start=1)
+        return self._read_columns(x.t())
 
     def _read_columns(self, x: Tensor, start: int = 0) -> Tensor:
         for step in self._on_rows[start:]:

@@ -7,7 +7,9 @@ build but not what to run.
 from __future__ import annotations
 
 import inspect
+import keyword
 import operator
+import re
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from zeromean.compression.batch_last import BatchLast
-from zeromean.compression.graph import POINTWISE
+from zeromean.compression.graph import POINTWISE, has_hooks
 from zeromean.compression.resizing import resized
 from zeromean.compression.sparse_layers import SelectInputs, SparseConv2d, SparseLinear
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
@@ -31,6 +33,11 @@ Tensors = dict[str, Tensor]
 def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tensors]:
     """What would build a module, and its tensors under the names that start with the prefix."""
     kind = type(module)
+    if has_hooks(module):
+        raise ValueError(
+            f"A file cannot describe the hooks of {kind.__name__}; remove them, or save "
+            "model.state_dict() and build the module in code."
+        )
     blueprint: dict[str, Any]
     if isinstance(module, fx.GraphModule):
         children = _children(module)
@@ -169,13 +176,29 @@ def _build_graph(nodes: list[list[Any]]) -> fx.Graph:
     graph = fx.Graph()
     built: dict[str, fx.Node] = {}
     for op, name, target, args, kwargs in nodes:
+        arguments, options = _from_json(args, built), _from_json(kwargs, built)
+        _require_names(op, target, options)
         if op == "call_function":
             target = _FUNCTIONS[target]
-        elif op not in ("placeholder", "output", "call_module") and target not in _METHODS:
-            raise KeyError(f"{op} {target}")
-        arguments = _from_json(args, built)
-        built[name] = graph.create_node(op, target, arguments, _from_json(kwargs, built), name)
+        built[name] = graph.create_node(op, target, arguments, options, name)
     return graph
+
+
+def _require_names(op: str, target: str, options: dict[str, Any]) -> None:
+    """Refuse anything but names where torch.fx writes Python code with what stands in the file."""
+    known = {
+        "placeholder": lambda: _is_name(target.lstrip("*")),
+        "call_module": lambda: re.fullmatch(r"\w+", target),
+        "call_function": lambda: target in _FUNCTIONS,
+        "call_method": lambda: target in _METHODS,
+        "output": lambda: target == "output",
+    }
+    if not known[op]() or not all(map(_is_name, options)):
+        raise ValueError(f"got {op} {target} with {list(options)}")
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def _to_json(value: Any) -> Any:

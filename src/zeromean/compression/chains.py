@@ -9,7 +9,15 @@ from torch import Tensor, fx, nn
 
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.flow import taps
-from zeromean.compression.graph import POINTWISE, Role, insert_, layer_of, replace_node_, role_of
+from zeromean.compression.graph import (
+    POINTWISE,
+    Role,
+    has_hooks,
+    insert_,
+    layer_of,
+    replace_node_,
+    role_of,
+)
 from zeromean.compression.resizing import with_units
 from zeromean.compression.sparse_layers import SelectInputs, SparseConv2d, SparseLinear, is_simple
 from zeromean.layers import Linear
@@ -37,6 +45,8 @@ def choose_layers_(network: fx.GraphModule) -> None:
 
 def sparse_twin(layer: Any) -> Any:
     """The sparse twin of a layer where that is faster, else the layer itself."""
+    if has_hooks(layer):
+        return layer
     if type(layer) is nn.Linear:
         large = layer.weight.numel() >= _SMALLEST_SPARSE
         if large and _density(layer.weight) <= _SPARSE_LINEAR:
@@ -63,6 +73,8 @@ def join_chains_(network: fx.GraphModule) -> None:
 def _chain_from(network: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
     """The longest chain that starts at a node: a layer, with the Flatten in front of it."""
     layer = layer_of(network, node)
+    if layer is None or has_hooks(layer):
+        return []
     if type(layer) is nn.Conv2d:
         images = is_simple(layer) and layer.in_channels <= _FEW_CHANNELS
         if not images:
@@ -79,6 +91,8 @@ def _chain_from(network: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
         (user,) = chain[-1].users
         layer = layer_of(network, user)
         if len(user.all_input_nodes) != 1 or len(user.args) != 1 or user.kwargs:
+            break
+        if layer is None or has_hooks(layer):
             break
         if images and _is_flatten(layer):
             images = False
@@ -115,7 +129,8 @@ def _select_inputs_(network: fx.GraphModule, node: fx.Node, layer: Any) -> None:
 
 
 def _is_flatten(layer: Any) -> bool:
-    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+    dims = type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+    return dims and not has_hooks(layer)
 
 
 def _density(weight: Tensor) -> float:

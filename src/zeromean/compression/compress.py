@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import warnings
 from collections import OrderedDict
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils import prune as torch_prune
 
 from zeromean.compression.chains import choose_layers_, join_chains_, sparse_twin
 from zeromean.compression.flow import foldable, needed, reads, taps, units
-from zeromean.compression.graph import Role, layer_of, replace_node_, role_of, trace
+from zeromean.compression.graph import Role, layer_of, replace_node_, role_of
 from zeromean.compression.resizing import norm_with_units, resized, with_units
+from zeromean.compression.tracing import trace
 from zeromean.convert import replace_modules_, to_deterministic
 from zeromean.dropout import UnitNoise, UnitScale
 from zeromean.layers import StochasticLayer
@@ -46,12 +49,14 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
     Args:
         model: A pruned model; it is left as it is.
         example_inputs: Inputs on which the result is compared with the model, a tensor, a tuple of
-            positional or a mapping of keyword arguments. Not needed otherwise.
+            positional or a mapping of keyword arguments. Optional arguments of the forward function
+            that are not among them keep their defaults; without any, all of them do.
     """
     _refuse_unpruned(model)
     plain = _plain_copy(model)
+    given = () if example_inputs is None else _names_of(plain, example_inputs)
     try:
-        network = trace(plain)
+        network = trace(plain, given)
     except Exception as error:
         warnings.warn(
             f"torch.fx cannot trace the model ({error}), so that its layers are compressed one by "
@@ -92,9 +97,9 @@ def _plain_copy(model: nn.Module) -> nn.Module:
     }
     model = copy.deepcopy(model, memo).eval()
     for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, BasePruningMethod):
-                hook(module, ())  # The weight that the next call would use.
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, torch_prune.BasePruningMethod):
+                torch_prune.remove(module, hook._tensor_name)  # Its mask stays in the weight.
     plain: dict[nn.Module, nn.Module] = {
         module: to_deterministic(module)
         for module in stochastic_modules(model).values()
@@ -104,6 +109,12 @@ def _plain_copy(model: nn.Module) -> nn.Module:
         return plain[model].eval()
     replace_modules_(model, plain)
     return model
+
+
+def _names_of(model: nn.Module, inputs: Inputs) -> Collection[str]:
+    """The arguments of the forward function that are given."""
+    args, kwargs = as_arguments(inputs)
+    return inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
 
 
 def _fold_scales_(network: fx.GraphModule) -> None:
@@ -152,9 +163,8 @@ def _fold_forward_(network: fx.GraphModule, node: fx.Node, scale: Tensor) -> Non
 def _remove_units_(network: fx.GraphModule) -> None:
     known = units(network)
     need = needed(network, known)
-    for node in list(network.graph.nodes):
-        if node not in need:
-            continue
+    smaller: dict[fx.Node, nn.Module] = {}
+    for node in need:
         role, layer, keep = role_of(network, node), layer_of(network, node), need[node]
         if role is Role.AFFINE:
             source = node.all_input_nodes[0]
@@ -165,15 +175,24 @@ def _remove_units_(network: fx.GraphModule) -> None:
                 extra = taps(layer)[:, folded].sum(2) @ values
             else:
                 kept_inputs, extra = None, None
-            replace_node_(network, node, with_units(layer, keep, kept_inputs, extra))
+            smaller[node] = with_units(layer, keep, kept_inputs, extra)
         elif role is Role.NORM and not keep.all():
-            replace_node_(network, node, norm_with_units(layer, keep))
+            smaller[node] = norm_with_units(layer, keep)
         elif role is Role.SCALE:
-            replace_node_(network, node, UnitScale(layer.scale[keep]))
+            smaller[node] = UnitScale(layer.scale[keep])
+    for node, module in smaller.items():
+        replace_node_(network, node, module)
 
 
 def _layer_by_layer(model: nn.Module) -> nn.Module:
-    twins = {module: sparse_twin(module) for module in model.modules()}
+    # torch's fused transformer layer reads the weights of its linear layers itself.
+    read = {
+        child
+        for module in model.modules()
+        if isinstance(module, nn.TransformerEncoderLayer)
+        for child in module.children()
+    }
+    twins = {module: sparse_twin(module) for module in model.modules() if module not in read}
     replacements = {module: twin for module, twin in twins.items() if twin is not module}
     if model in replacements:
         return replacements[model]
@@ -231,12 +250,21 @@ def _compare(model: nn.Module, compressed: nn.Module, inputs: Inputs) -> None:
             module.training = mode
     try:
         outputs = compressed(*args, **kwargs)
-        torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+        rounding = 16 * _precision(model)
+        torch.testing.assert_close(
+            outputs, expected, rtol=max(1e-4, rounding), atol=max(1e-5, rounding)
+        )
     except AssertionError as error:
         raise RuntimeError(
             f"The compressed model predicts something else than the model on example_inputs; "
             f"please report this. {error}"
         ) from error
+
+
+def _precision(model: nn.Module) -> float:
+    """The largest relative rounding error of a parameter."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
 
 
 def _makes_units(network: fx.GraphModule, node: fx.Node, number: int) -> bool:

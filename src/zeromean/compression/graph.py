@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from enum import Enum, auto
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from zeromean.dropout import UnitScale
 from zeromean.layers import Embedding, StochasticLayer
-from zeromean.stochastic import StochasticModule
 
 
 class Role(Enum):
@@ -37,29 +33,9 @@ class Role(Enum):
     """Unknown: reads everything and tells nothing."""
 
 
-def trace(model: nn.Module) -> fx.GraphModule:
-    """The graph of a model in eval mode, with modules in place of known functions.
-
-    Raises what torch.fx raises where a forward function depends on data, and ValueError where it
-    changes activations in place that are read elsewhere: the graph would not show it.
-    """
-    if _Tracer().is_leaf_module(model, ""):
-        model = nn.Sequential(model)
-    network = fx.GraphModule(model, _Tracer().trace(model))
-    for node in network.graph.nodes:
-        if _works_in_place(network, node) and len(node.all_input_nodes[0].users) > 1:
-            raise ValueError(f"{node} changes in place what something else reads too")
-    calls = Counter(node.target for node in network.graph.nodes if node.op == "call_module")
-    for node in list(network.graph.nodes):
-        node.meta["called_again"] = calls[node.target] > 1
-        module = _module_for(node)
-        if module is not None:
-            replace_node_(network, node, module)
-    for node in list(network.graph.nodes):
-        if isinstance(layer_of(network, node), (_DropoutNd, nn.Identity)):
-            replace_node_(network, node, None)
-    network.graph.eliminate_dead_code()  # What asked for the sizes of tensors to flatten.
-    return network
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling a module does more than its forward function."""
+    return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 def layer_of(network: fx.GraphModule, node: fx.Node) -> Any:
@@ -68,10 +44,15 @@ def layer_of(network: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def role_of(network: fx.GraphModule, node: fx.Node) -> Role:
-    if node.target in _ADDITIONS and len(node.all_input_nodes) == len(node.args) == 2:
-        return Role.ADD if not node.kwargs else Role.OTHER
     layer = layer_of(network, node)
-    if layer is None or len(node.all_input_nodes) != 1 or len(node.args) != 1:
+    if node.kwargs:
+        return Role.OTHER
+    if layer is None:
+        adds = node.target in _ADDITIONS and len(node.all_input_nodes) == len(node.args) == 2
+        return Role.ADD if adds else Role.OTHER
+    if len(node.all_input_nodes) != 1 or len(node.args) != 1:
+        return Role.OTHER
+    if has_hooks(layer):
         return Role.OTHER
     if node.meta.get("called_again") and any(True for _ in layer.parameters()):
         return Role.OTHER  # Its inputs may differ in what is constant, and in who reads its output.
@@ -139,63 +120,6 @@ def insert_(
         return network.graph.call_module(name, (before.all_input_nodes[0],))
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (StochasticModule, UnitScale)):
-            return True
-        return super().is_leaf_module(m, module_qualified_name)
-
-
-def _works_in_place(network: fx.GraphModule, node: fx.Node) -> bool:
-    if not node.all_input_nodes:
-        return False
-    by_name = node.op == "call_method" and str(node.target).endswith("_")
-    by_name |= node.op == "call_function" and getattr(node.target, "__name__", "").endswith("_")
-    _, *names = _FUNCTIONS.get(node.target, (None,))
-    options = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
-    by_option = options.get("inplace") or getattr(layer_of(network, node), "inplace", False)
-    return bool(by_name or by_option or node.target in (operator.iadd, operator.imul))
-
-
-def _module_for(node: fx.Node) -> nn.Module | None:
-    """The module that does what a call of a function does, if one is known."""
-    if _is_flatten(node):
-        return nn.Flatten()
-    if node.target is F.dropout:
-        training = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
-        return nn.Identity() if training is False else None
-    if node.target not in _FUNCTIONS:
-        return None
-    kind, *names = _FUNCTIONS[node.target]
-    options = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
-    options.pop("inplace", None)  # trace() has seen to it that this makes no difference.
-    if "input" in options or any(isinstance(value, fx.Node) for value in options.values()):
-        return None
-    return kind(**options)
-
-
-def _is_flatten(node: fx.Node) -> bool:
-    if node.target is torch.flatten or node.target == "flatten":
-        start = node.kwargs.get("start_dim", node.args[1] if len(node.args) > 1 else 0)
-        end = node.kwargs.get("end_dim", node.args[2] if len(node.args) > 2 else -1)
-        return (start, end) == (1, -1)
-    if node.target not in ("view", "reshape") or len(node.args) != 3 or node.args[2] != -1:
-        return False
-    source, size = node.args[0], node.args[1]
-    return isinstance(size, fx.Node) and _is_batch_size(size, source)
-
-
-def _is_batch_size(size: fx.Node, source: Any) -> bool:
-    """x.size(0), x.size()[0] or x.shape[0]."""
-    if size.target == "size":
-        return size.args[0] is source and (size.args[1:] or (size.kwargs.get("dim"),)) == (0,)
-    if size.target is operator.getitem and size.args[1] == 0:
-        whole: Any = size.args[0]
-        is_shape = whole.target is getattr and whole.args[1] == "shape"
-        return (is_shape or whole.target == "size") and whole.args[0] is source
-    return False
-
-
 POINTWISE = {
     nn.ReLU,
     nn.ReLU6,
@@ -233,24 +157,4 @@ _AVERAGE_POOLS = {
     nn.AdaptiveAvgPool2d,
     nn.AdaptiveAvgPool3d,
 }
-_ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_POOL = ("kernel_size", "stride", "padding")
-_FUNCTIONS: dict[Any, tuple[Any, ...]] = {
-    F.relu: (nn.ReLU, "inplace"),
-    torch.relu: (nn.ReLU,),
-    "relu": (nn.ReLU,),
-    F.tanh: (nn.Tanh,),
-    torch.tanh: (nn.Tanh,),
-    "tanh": (nn.Tanh,),
-    F.sigmoid: (nn.Sigmoid,),
-    torch.sigmoid: (nn.Sigmoid,),
-    "sigmoid": (nn.Sigmoid,),
-    F.leaky_relu: (nn.LeakyReLU, "negative_slope", "inplace"),
-    F.elu: (nn.ELU, "alpha", "inplace"),
-    F.gelu: (nn.GELU,),
-    F.silu: (nn.SiLU, "inplace"),
-    F.softplus: (nn.Softplus, "beta", "threshold"),
-    F.max_pool2d: (nn.MaxPool2d, *_POOL, "dilation", "ceil_mode", "return_indices"),
-    F.avg_pool2d: (nn.AvgPool2d, *_POOL, "ceil_mode", "count_include_pad", "divisor_override"),
-    F.adaptive_avg_pool2d: (nn.AdaptiveAvgPool2d, "output_size"),
-}
+_ADDITIONS = {operator.add, torch.add, "add", "add_"}

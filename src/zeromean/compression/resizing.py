@@ -54,9 +54,11 @@ def with_units(
 
 def norm_with_units(norm: Any, keep: Tensor) -> nn.Module:
     """BatchNorm for some of its units."""
-    small = type(norm)(int(keep.sum()), norm.eps, norm.momentum, norm.affine)
+    like = norm.running_mean
+    options = {"device": like.device, "dtype": like.dtype}
+    small = type(norm)(int(keep.sum()), norm.eps, norm.momentum, norm.affine, **options)
     state = {
         name: value[keep] if value.dim() else value for name, value in norm.state_dict().items()
     }
     small.load_state_dict(state)
-    return small.to(norm.running_mean).eval()
+    return small.eval()

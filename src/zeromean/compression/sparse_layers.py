@@ -61,12 +61,13 @@ class SparseLinear(nn.Module):
         self._derive()
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch._C._are_functorch_transforms_active():
-            # vmap has no rule for embedding_bag.
+        if torch._C._are_functorch_transforms_active() or _is_autocast():
+            # vmap has no rule for embedding_bag, and autocast none for the types of its arguments.
             return F.linear(input, self.weight(), self.bias)
         rows = input.reshape(-1, self.in_features)
         if torch.compiler.is_compiling():
-            output = batch_first(self.read_columns(rows.t().contiguous()))
+            columns = rows.t().contiguous().to(self.values.dtype)
+            output = batch_first(self.read_columns(columns))
         elif rows.shape[0] == 1:
             output = self.read_vector(rows.view(-1))
         else:
@@ -210,7 +211,8 @@ class SparseConv2d(nn.Module):
         return self.weight.numel() * height * width
 
     def _products_for(self, size: Sequence[int]) -> _Products:
-        key = (*size, self.weight._version)
+        weight = self.weight
+        key = (*size, 0 if weight.is_inference() else weight._version)
         if key not in self._products:
             if len(self._products) == _MOST_SIZES:
                 self._products.clear()
@@ -268,8 +270,16 @@ class SelectInputs(nn.Module):
 
 
 def is_traced() -> bool:
-    """Whether torch.func, torch.compile or torch.export looks on: then keep to plain operations."""
-    return torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()
+    """Whether torch.func, a compiler or autocast looks on: then keep to plain operations."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch.compiler.is_compiling()
+        or _is_autocast()
+    )
+
+
+def _is_autocast() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._is_any_autocast_enabled()
 
 
 def batch_last(x: Tensor) -> Tensor:

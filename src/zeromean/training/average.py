@@ -22,9 +22,12 @@ class WeightAverage:
     def __init__(self, model: nn.Module, num_steps: float):
         self.model = model
         self.num_steps = num_steps
+        names: dict[Tensor, str] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            names.setdefault(tensor, name)  # Tied layers have one average.
         self.tensors = {
             name: tensor.detach().clone()
-            for name, tensor in model.state_dict().items()
+            for tensor, name in names.items()
             if tensor.is_floating_point()
         }
 
