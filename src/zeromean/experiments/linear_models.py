@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.exceptions import ConvergenceWarning
 
 # Seconds after which a fit is not repeated.
 LONG_FIT = 2.0
@@ -62,6 +61,8 @@ def measure(model: Any, rows: Rows) -> dict[str, float]:
     CPU time of the fit, of a quick one the median of three: the first pays for memory that others
     find ready.
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     times: list[float] = []
     while len(times) < 3 and sum(times) < LONG_FIT:
         started = time.process_time()

@@ -1,0 +1,260 @@
+"""Sparse linear models beside their peers: ratios of CPU time, and what streaming costs.
+
+python benchmarks/linear_models.py            everything, about 5 minutes
+python benchmarks/linear_models.py --quick    about a minute; fewer pairs, shorter streams
+
+As in `run.py`, ours and a peer take turns in one process, on one thread. A ratio is the peer's time
+in ours: the larger, the better for us. With --output the record is written as JSON.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+# Before numpy is imported: its BLAS reads it once.
+if os.environ.get("OMP_NUM_THREADS") != "1":
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"})
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+import numpy as np
+from harness import cpu_ratio, peak_mebibytes
+from sklearn.linear_model import ARDRegression, LassoCV, LogisticRegressionCV
+
+from zeromean.estimators import (
+    RVMClassifier,
+    RVMRegressor,
+    VariationalDropoutClassifier,
+    VariationalDropoutRegressor,
+)
+
+STREAM_CHUNK = 10_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ratio: how many times longer the peer takes, and the bound it has to reach."""
+
+    size: str
+    ours: str
+    peer: str
+    fit_ours: Callable[[], Any]
+    fit_peer: Callable[[], Any]
+    must: float | None = None
+
+
+def main() -> int:
+    options = _parse()
+    warnings.simplefilter("ignore")  # Peers complain about convergence and about the future.
+    pairs = 3 if options.quick else 7
+    results = []
+    for row in _rows(options.quick):
+        ratio = cpu_ratio(row.fit_peer, row.fit_ours, repeats=pairs, budget=60.0)
+        results.append({"size": row.size, "ours": row.ours, "peer": row.peer, "must": row.must})
+        results[-1] |= asdict(ratio)
+        verdict = "" if row.must is None else f" (must reach {row.must:g})"
+        print(
+            f"{row.size} · {row.ours} / {row.peer}: {ratio.median:.1f} times faster"
+            f" [{ratio.lower:.1f}, {ratio.upper:.1f}], {ratio.floor_ms:.1f} ms against"
+            f" {ratio.subject_ms:.1f} ms{verdict}",
+            flush=True,
+        )
+    first_fits = [_first_fit(*size) for size in ((100_000, 100), (2_000, 1_500))]
+    for first in first_fits:
+        print(
+            f"{first['size']} · first fit of a process: {first['ratio']:.1f} times faster than"
+            f" ARDRegression, {first['ours_ms']:.0f} ms against {first['peer_ms']:.0f} ms"
+            " (must reach 5)",
+            flush=True,
+        )
+    streams = [_stream(count) for count in _stream_sizes(options.quick)]
+    for stream in streams:
+        print(
+            f"streaming {stream['rows']:,} rows × 100: {stream['seconds']:.2f} s without making"
+            f" them, {stream['microseconds_a_row']:.2f} µs a row, peak memory"
+            f" {stream['peak_mebibytes']:.0f} MiB",
+            flush=True,
+        )
+    if options.output:
+        record = {"rows": results, "first_fits": first_fits, "streams": streams, **_environment()}
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer pairs, shorter streams")
+    parser.add_argument("--output", type=Path, help="record to write")
+    return parser.parse_args()
+
+
+def _rows(quick: bool) -> Iterator[Row]:
+    dropout, machine = VariationalDropoutRegressor(), RVMRegressor()
+    classical = RVMRegressor(threshold=0)
+    # At 100,000 × 100 nearly all of our time is one product XᵀX, of which ARDRegression makes one
+    # an iteration: its few iterations are the bound of this ratio.
+    for num_rows, num_features, weights in (
+        (100_000, 100, (0.02, 0.5)),
+        (100_000, 100, (0.5, 1.5)),
+        (2_000, 1_500, (0.5, 1.5)),
+    ):
+        X, y = _rows_of(num_rows, num_features, weights)
+        strong = "strong" if weights[0] == 0.5 else "weak"
+        size = f"{num_rows:,} × {num_features:,}, {strong} weights"
+        ard = partial(ARDRegression().fit, X, y)
+        yield Row(size, "variational dropout", "ARDRegression", partial(dropout.fit, X, y), ard, 5)
+        yield Row(size, "RVM", "ARDRegression", partial(machine.fit, X, y), ard, 5)
+        yield Row(size, "classical RVM", "ARDRegression", partial(classical.fit, X, y), ard)
+        lasso = partial(LassoCV().fit, X, y)
+        yield Row(size, "variational dropout", "LassoCV", partial(dropout.fit, X, y), lasso)
+    X, y = _rows_of(500, 100)
+    classes = y > 0
+    for name, regressor, classifier in _rvm_packages():
+        yield Row(
+            "500 × 100", "RVM", name, partial(machine.fit, X, y), partial(regressor, X, y), 50
+        )
+        yield Row(
+            "500 × 100",
+            "RVM, classes",
+            name,
+            partial(RVMClassifier().fit, X, classes),
+            partial(classifier, X, classes.astype(int)),
+        )
+    if not quick:
+        X, y = _rows_of(20_000, 100)
+        logistic: Any = LogisticRegressionCV
+        peer = logistic(l1_ratios=(1.0,), solver="liblinear", use_legacy_attributes=False)
+        yield Row(
+            "20,000 × 100",
+            "variational dropout, classes",
+            "LogisticRegressionCV, l1",
+            partial(VariationalDropoutClassifier().fit, X, y > 0),
+            partial(peer.fit, X, y > 0),
+        )
+
+
+def _rvm_packages() -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
+    """Packages that are installed: with their default kernel, and with the linear one, as ours."""
+    try:
+        from sklearn_rvm import EMRVC, EMRVR
+    except ImportError:
+        print("sklearn-rvm: not installed", file=sys.stderr)
+    else:
+        for name, kernel in (("sklearn-rvm", "rbf"), ("sklearn-rvm, linear kernel", "linear")):
+            yield name, _fitter(EMRVR, kernel), _fitter(EMRVC, kernel)
+    try:
+        from fastrvm import RVC, RVR
+    except ImportError:
+        print("fastrvm: not installed", file=sys.stderr)
+    else:
+        yield "fastrvm, linear kernel", _fitter(RVR, "linear"), _fitter(RVC, "linear")
+
+
+def _fitter(model: Any, kernel: str) -> Callable[..., Any]:
+    return lambda X, y: model(kernel=kernel).fit(X, y)
+
+
+def _rows_of(
+    num_rows: int, num_features: int, sizes: tuple[float, float] = (0.5, 1.5)
+) -> tuple[Any, Any]:
+    """Normal features, 20 of them relevant, and noise of variance 1."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_rows, num_features))
+    weights = np.zeros(num_features)
+    weights[:20] = rng.choice([-1, 1], 20) * rng.uniform(*sizes, 20)
+    return X, X @ weights + rng.normal(size=num_rows)
+
+
+def _first_fit(num_rows: int, num_features: int) -> dict[str, Any]:
+    """One fit in a fresh process, as most fits are; medians of three.
+
+    A model that copies its rows then pays for the memory, which a repeated one finds warm.
+    """
+    milliseconds = []
+    for model in (VariationalDropoutRegressor(), ARDRegression()):
+        seconds = []
+        for _ in range(3):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                seconds.append(pool.apply(_seconds_of_first_fit, (model, num_rows, num_features)))
+        milliseconds.append(1e3 * statistics.median(seconds))
+    ours, peer = milliseconds
+    size = f"{num_rows:,} × {num_features:,}"
+    return {"size": size, "ours_ms": ours, "peer_ms": peer, "ratio": peer / ours}
+
+
+def _seconds_of_first_fit(model: Any, num_rows: int, num_features: int) -> float:
+    warnings.simplefilter("ignore")
+    model.fit(*_rows_of(100, 30))  # Imports are not what is measured.
+    X, y = _rows_of(num_rows, num_features, (0.02, 0.5))
+    start = time.process_time()
+    model.fit(X, y)
+    return time.process_time() - start
+
+
+def _stream_sizes(quick: bool) -> tuple[int, ...]:
+    return (100_000, 1_000_000) if quick else (100_000, 1_000_000, 10_000_000)
+
+
+def _stream(count: int) -> dict[str, float]:
+    seconds = _stream_seconds(count)
+    return {
+        "rows": count,
+        "seconds": seconds,
+        "microseconds_a_row": 1e6 * seconds / count,
+        "peak_mebibytes": peak_mebibytes(_stream_work, count),
+    }
+
+
+def _stream_work(count: int) -> Callable[[], Any]:
+    return partial(VariationalDropoutRegressor().fit_chunks, _chunks(count))
+
+
+def _stream_seconds(count: int) -> float:
+    """CPU time of a streamed fit, less that of making its rows."""
+    start = time.process_time()
+    for _ in _chunks(count):
+        pass
+    making = time.process_time() - start
+    start = time.process_time()
+    _stream_work(count)()
+    return time.process_time() - start - making
+
+
+def _chunks(count: int) -> Iterator[tuple[Any, Any]]:
+    X, y = _rows_of(STREAM_CHUNK, 100)
+    rng = np.random.default_rng(1)
+    for _ in range(count // STREAM_CHUNK):
+        # New rows at little cost: every chunk is another mixture of the first one's rows.
+        order = rng.permutation(STREAM_CHUNK)
+        yield X + X[order], y + y[order]
+
+
+def _environment() -> dict[str, Any]:
+    packages = ("zeromean", "numpy", "scipy", "scikit-learn", "sklearn-rvm", "fastrvm")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "packages": versions,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

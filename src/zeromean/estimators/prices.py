@@ -1,0 +1,55 @@
+"""What a feature must add to the evidence to be in the model: its log prior odds, in nats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+class Prices(Protocol):
+    """The price of one feature more in a model of `size`, and the sum of those before it."""
+
+    def of_one_more(self, size: int) -> float: ...
+
+    def total(self, size: int) -> float: ...
+
+
+def prices_of(threshold: float | str, num_features: int) -> Prices:
+    """As the estimators' parameter `threshold` says."""
+    return LearnedPrice(num_features) if threshold == "auto" else FixedPrice(float(threshold))
+
+
+@dataclass(frozen=True)
+class FixedPrice:
+    """The same for every feature."""
+
+    nats: float
+
+    def of_one_more(self, size: int) -> float:
+        return self.nats
+
+    def total(self, size: int) -> float:
+        return self.nats * size
+
+
+@dataclass(frozen=True)
+class LearnedPrice:
+    """A uniform prior over the number of relevant features, and over the sets of that number.
+
+    The odds of one feature more are then (size + 1) to (num_features - size): the more features
+    turn out to be relevant, the easier it becomes for the next one, and chance passes as rarely
+    among a thousand features as among ten (Scott & Berger, 2010). Never below zero.
+    """
+
+    num_features: int
+
+    def of_one_more(self, size: int) -> float:
+        odds_against = (self.num_features - size) / (size + 1)
+        return float(np.log(max(odds_against, 1.0)))
+
+    def total(self, size: int) -> float:
+        sizes = np.arange(size)
+        odds_against = (self.num_features - sizes) / (sizes + 1)
+        return float(np.log(np.maximum(odds_against, 1.0)).sum())

@@ -1,0 +1,10 @@
+"""scikit-learn's own checks, every one of them, for every estimator."""
+
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from zeromean import estimators
+
+
+@parametrize_with_checks([getattr(estimators, name)() for name in estimators.__all__])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)

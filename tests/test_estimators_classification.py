@@ -1,0 +1,283 @@
+"""Classification by variational dropout and by evidence, against integrals done in another way."""
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, sparse
+from scipy.special import dawsn, expit, log_expit
+from sklearn import datasets
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import log_loss
+
+from zeromean.estimators import RVMClassifier, VariationalDropoutClassifier, logistic
+
+CLASSIFIERS = [VariationalDropoutClassifier(), RVMClassifier()]
+by_name = pytest.mark.parametrize("model", CLASSIFIERS, ids=lambda m: type(m).__name__)
+
+
+def make_rows(num_rows=300, num_features=20, num_relevant=3, seed=0):
+    rng = np.random.default_rng(seed)
+    X = 2 * rng.normal(size=(num_rows, num_features)) + rng.normal(size=num_features)
+    weights = np.zeros(num_features)
+    weights[:num_relevant] = rng.choice([-1, 1], num_relevant)
+    logits = (X - X.mean(axis=0)) @ weights + 0.5
+    return X, np.where(rng.random(num_rows) < expit(logits), "yes", "no")
+
+
+def expected_log_sigmoid(mean, std):
+    """By adaptive quadrature, the kink of a steep log σ given away."""
+
+    def integrand(y):
+        return log_expit(mean + std * y) * np.exp(-0.5 * y**2) / np.sqrt(2 * np.pi)
+
+    kink = np.clip(-mean / std, -11, 11) if std else 0.0
+    return integrate.quad(integrand, -12, 12, points=[kink], limit=400, epsabs=1e-13)[0]
+
+
+def kl(mean, std):
+    z = np.abs(mean) / (np.sqrt(2) * std)
+    return sum(2 * integrate.quad(dawsn, 0, each, epsabs=1e-12)[0] for each in z)
+
+
+def dropout_bound(Z, sign, mean, std, intercept):
+    margins = sign * (Z @ mean + intercept)
+    spreads = np.sqrt(Z**2 @ std**2)
+    data_term = sum(map(expected_log_sigmoid, margins, spreads))
+    return data_term - kl(mean, std)
+
+
+@pytest.mark.parametrize("std", [0.0, 0.3, 0.9, 1.7, 3.5, 7.0, 15.0, 30.0, 60.0])
+def test_quadrature_is_exact(std):
+    mean = np.linspace(-15, 15, 13)
+    result = logistic.integrate(mean, np.full(13, std**2))
+    expected = [expected_log_sigmoid(m, std) for m in mean]
+    np.testing.assert_allclose(result.value, expected, rtol=1e-8, atol=1e-9)
+    step = 1e-4
+    above, below = (logistic.integrate(mean + sign * step, np.full(13, std**2)) for sign in (1, -1))
+    np.testing.assert_allclose(result.slope, (above.value - below.value) / (2 * step), atol=1e-7)
+    np.testing.assert_allclose(
+        result.curvature, (below.slope - above.slope) / (2 * step), atol=1e-7
+    )
+    if std:
+        step = 1e-4 * std**2
+        above, below = (
+            logistic.integrate(mean, np.full(13, std**2 + sign * step)) for sign in (1, -1)
+        )
+        slope = (above.value - below.value) / (2 * step)
+        np.testing.assert_allclose(result.spread, -2 * slope, rtol=1e-4, atol=1e-6)
+
+
+def test_sampling_agrees_with_quadrature():
+    rng = np.random.default_rng(0)
+    mean, variance = rng.normal(size=2000), rng.uniform(0, 4, size=2000)
+    exact = logistic.integrate(mean, variance)
+    sampled = logistic.sample(mean, variance, num_samples=200, seed=1)
+    for name in exact._fields:
+        difference = getattr(sampled, name) - getattr(exact, name)
+        standard_error = difference.std() / np.sqrt(len(mean))
+        assert abs(difference.mean()) < 4 * standard_error, name
+
+
+def test_sampled_slopes_are_those_of_the_sampled_value():
+    mean, variance = np.linspace(-3, 3, 7), np.full(7, 0.8)
+    here = logistic.sample(mean, variance, 20, seed=3)
+    step = 1e-5
+    above, below = (logistic.sample(mean, variance + s * step, 20, seed=3) for s in (1, -1))
+    np.testing.assert_allclose(
+        here.spread, -2 * (above.value - below.value) / (2 * step), rtol=1e-6
+    )
+
+
+def test_bound_is_that_of_the_talk_and_at_its_optimum():
+    X, y = make_rows()
+    model = VariationalDropoutClassifier(threshold=1e9, tol=1e-9).fit(X, y)
+    (posterior,) = model._posteriors
+    Z = ((X - X.mean(axis=0)) / X.std(axis=0))[:, posterior.features]
+    sign = np.where(y == "yes", 1, -1)
+
+    def bound(parameters):
+        mean, log_std, intercept = np.split(parameters, [Z.shape[1], 2 * Z.shape[1]])
+        return dropout_bound(Z, sign, mean, np.exp(log_std), intercept[0])
+
+    parameters = np.r_[posterior.mean, np.log(posterior.std), posterior.intercept]
+    here = bound(parameters)
+    assert model.elbo_[-1] == pytest.approx(here, rel=1e-8)
+    slope = optimize.approx_fprime(parameters, bound, 1e-5)
+    assert np.abs(slope).max() < 1e-2
+    # Weights that are zero want to stay there.
+    for feature in np.flatnonzero(model.log_alpha_[0] == np.inf)[:5]:
+        column = (X - X.mean(axis=0))[:, [feature]] / X.std(axis=0)[feature]
+        for value in (0.01, -0.01):
+            tried = dropout_bound(
+                np.column_stack([Z, column]),
+                sign,
+                np.append(posterior.mean, value),
+                np.append(posterior.std, np.sqrt(abs(value)) / 3),
+                posterior.intercept,
+            )
+            assert tried < here
+
+
+def test_rvm_bound_is_gaussian_kl_and_at_its_optimum():
+    X, y = make_rows()
+    model = RVMClassifier(threshold=2.0, tol=1e-9).fit(X, y)
+    (posterior,) = model._posteriors
+    size = len(posterior.features)
+    assert size >= 3
+    Z = ((X - X.mean(axis=0)) / X.std(axis=0))[:, posterior.features]
+    sign = np.where(y == "yes", 1, -1)
+    alpha = posterior.prior_precision
+
+    def bound(mean, covariance, alpha):
+        margins = sign * (Z @ mean + posterior.intercept)
+        spreads = np.sqrt(np.einsum("ij,jk,ik->i", Z, covariance, Z))
+        prior = np.diag(1 / alpha)
+        divergence = 0.5 * (
+            np.trace(np.linalg.solve(prior, covariance))
+            + mean @ np.linalg.solve(prior, mean)
+            - size
+            + np.linalg.slogdet(prior)[1]
+            - np.linalg.slogdet(covariance)[1]
+        )
+        return sum(map(expected_log_sigmoid, margins, spreads)) - divergence
+
+    here = bound(posterior.mean, posterior.covariance, alpha)
+    assert model.elbo_[-1] == pytest.approx(here - 2.0 * size, rel=1e-8)
+    np.testing.assert_allclose(
+        alpha, 1 / (posterior.mean**2 + posterior.covariance.diagonal()), rtol=1e-3
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        factor = np.eye(size) + 0.05 * rng.normal(size=(size, size))
+        covariance = factor @ posterior.covariance @ factor.T
+        mean = posterior.mean * (1 + 0.05 * rng.normal(size=size))
+        assert bound(mean, posterior.covariance, alpha) < here
+        assert bound(posterior.mean, covariance, alpha) < here
+        assert (
+            bound(posterior.mean, posterior.covariance, alpha * np.exp(0.2 * rng.normal())) < here
+        )
+
+
+@by_name
+@pytest.mark.parametrize("shape", [(300, 20), (80, 80), (30, 100)])
+def test_bound_never_falls(model, shape):
+    X, y = make_rows(*shape)
+    model = clone(model).fit(X, y)
+    assert len(model.elbo_) == model.n_iter_[0] + 1 or model.n_iter_[0] == len(model.elbo_)
+    assert (np.diff(model.elbo_) >= 0).all()
+
+
+@by_name
+def test_relevant_features_are_found(model):
+    X, y = make_rows(num_rows=2000)
+    model = clone(model).fit(X, y)
+    assert model.relevance_[:3].all()
+    np.testing.assert_array_equal(model.relevance_, (model.coef_ != 0)[0])
+    if isinstance(model, VariationalDropoutClassifier):
+        np.testing.assert_array_equal(model.relevance_, model.log_alpha_[0] < 3)
+    else:
+        assert model.relevance_.sum() <= 4
+        np.testing.assert_array_equal(model.relevance_, np.isfinite(model.log_alpha_[0]))
+
+
+@by_name
+def test_sampling_finds_the_same_features(model):
+    X, y = make_rows()
+    quadrature = clone(model).fit(X, y)
+    sampled = clone(model).set_params(integration="sampling", n_draws=200, random_state=0)
+    sampled.fit(X, y)
+    assert (sampled.relevance_ == quadrature.relevance_).mean() > 0.85
+    np.testing.assert_allclose(sampled.predict_proba(X), quadrature.predict_proba(X), atol=0.05)
+    again = clone(sampled).fit(X, y)
+    np.testing.assert_array_equal(again.coef_, sampled.coef_)
+
+
+@by_name
+def test_units_do_not_matter(model):
+    X, y = make_rows()
+    factors = np.ones(20)
+    factors[[0, 5, 19]] = 1e6, 1e-6, 1e8
+    before, after = clone(model).fit(X, y), clone(model).fit(X * factors, y)
+    np.testing.assert_array_equal(after.relevance_, before.relevance_)
+    np.testing.assert_allclose(after.coef_ * factors, before.coef_, rtol=1e-5)
+
+
+@by_name
+def test_sparse_input_gives_the_same(model):
+    X, y = make_rows()
+    X[np.abs(X) < 1] = 0
+    dense, other = clone(model).fit(X, y), clone(model).fit(sparse.csr_array(X), y)
+    np.testing.assert_allclose(other.coef_, dense.coef_, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(
+        other.predict_proba(sparse.csc_matrix(X)), dense.predict_proba(X), rtol=1e-6
+    )
+
+
+@by_name
+def test_probabilities_are_averages_over_weights(model):
+    X, y = make_rows(num_rows=60)
+    model = clone(model).fit(X, y)
+    (posterior,) = model._posteriors
+    covariance = getattr(posterior, "covariance", None)
+    if covariance is None:
+        covariance = np.diag(posterior.std**2)
+    weights = np.random.default_rng(0).multivariate_normal(posterior.mean, covariance, size=100_000)
+    Z = ((X - X.mean(axis=0)) / X.std(axis=0))[:, posterior.features]
+    samples = expit(weights @ Z.T + posterior.intercept)
+    error = samples.std(axis=0) / np.sqrt(len(samples))
+    probability = model.predict_proba(X)[:, 1]
+    assert (np.abs(samples.mean(axis=0) - probability) < 5 * error + 1e-12).all()
+    log_odds = np.log(probability) - np.log(model.predict_proba(X)[:, 0])
+    np.testing.assert_allclose(model.decision_function(X), log_odds, rtol=1e-6)
+    np.testing.assert_array_equal(model.predict(X), np.where(log_odds > 0, "yes", "no"))
+
+
+@by_name
+def test_several_classes_are_one_against_the_rest(model):
+    X, y = datasets.load_iris(return_X_y=True)
+    model = clone(model).fit(X, y)
+    assert model.coef_.shape == model.log_alpha_.shape == (3, 4)
+    assert model.relevance_.shape == (4,)
+    assert len(model.elbo_) == 3
+    assert model.score(X, y) > 0.9
+    for row, label in enumerate(model.classes_):
+        one = clone(model).fit(X, y == label)
+        np.testing.assert_allclose(model.coef_[row], one.coef_[0], rtol=1e-6)
+    probabilities = model.predict_proba(X)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert log_loss(y, probabilities) < 0.4
+
+
+@by_name
+def test_separable_rows_are_no_trouble(model):
+    X = np.linspace(-1, 1, 40)[:, None] * [1, 0.5]
+    y = X[:, 0] > 0
+    model = clone(model).fit(X, y)
+    assert model.score(X, y) == 1
+    assert np.isfinite(model.predict_proba(X)).all()
+
+
+@by_name
+def test_bad_input_is_refused(model):
+    X, y = make_rows()
+    with pytest.raises(ValueError, match="needs at least two classes, got one class: yes"):
+        clone(model).fit(X, np.full(300, "yes"))
+    broken = X.copy()
+    broken[0, 0] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        clone(model).fit(broken, y)
+    with pytest.raises(ValueError, match="'integration' parameter"):
+        clone(model).set_params(integration="guess").fit(X, y)
+    with pytest.raises(ValueError, match="Unknown label type"):
+        clone(model).fit(X, np.linspace(0, 1, 300))
+    with pytest.warns(ConvergenceWarning, match="did not converge in max_iter=1 "):
+        clone(model).set_params(max_iter=1).fit(X, y)
+
+
+@by_name
+def test_constant_and_duplicate_columns_are_harmless(model):
+    X, y = make_rows()
+    constant = clone(model).fit(np.column_stack([X, np.full(300, 1e8), np.zeros(300)]), y)
+    assert not constant.relevance_[-2:].any()
+    twice = clone(model).fit(np.column_stack([X, X]), y)
+    assert (twice.relevance_[:3] | twice.relevance_[20:23]).all()
