@@ -271,7 +271,12 @@ def test_ctrl_c_ends_all_processes_and_the_run_can_go_on(jobs, tmp_path):
     command = [sys.executable, "-m", "zeromean", "run", "fig1", "--smoke", "--steps", "100000"]
     command += ["--seeds", "0", "1", "--jobs", jobs, "--runs", str(tmp_path)]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell that runs the tests in the background has them, and their children, ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

@@ -60,7 +60,7 @@ def record_of(name: str, runs: Path) -> dict[str, Any]:
         ],
         "figures": figures,
         # What was checked where ours is not as the paper's.
-        "notes": getattr(experiment, "NOTES", ""),
+        "notes": "\n\n".join(getattr(experiment, "NOTES", ())),
     }
 
 
