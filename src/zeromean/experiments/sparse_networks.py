@@ -92,7 +92,7 @@ SMOKE: dict[str, Any] = {
     "prune_after_epochs": 2,
     "average_epochs": 0.5,
     "dense_epochs": 2,
-    "magnitude": (4.0,),
+    "magnitude": (4.0, 8.0),
     "retraining_epochs": 1,
     "data": "digits",
     "train_size": 500,
@@ -369,7 +369,9 @@ def _train(
     )
 
     def build() -> nn.Module:
-        network = architecture(**make) if start is None else start
+        if start is not None:
+            return start
+        network = architecture(**make)
         return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     known = {
