@@ -29,6 +29,8 @@ class Config(lenet.Settings):
 
     priors: tuple[str, ...] = PRIORS
     """log-uniform, student-t (quadrature), student-t-sample (one sample, as the paper did), ard."""
+    short_epochs: int = 60
+    """At most so many passes for the priors other than log-uniform."""
 
 
 QUICK = Config(**lenet.QUICK)
@@ -76,10 +78,12 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     results = {}
     for prior in config.priors:
         network = lenet.Network(posterior="layer", prior=prior)
-        trained = lenet.train(prior, network, config, log)
+        short = prior != "log-uniform"
+        settings = lenet.at_most(config, config.short_epochs) if short else config
+        trained = lenet.train(prior, network, settings, log)
         keys = [*CURVES, "certificate", "change"]
         curves = {key: [row[key] for row in trained.history] for key in keys}
-        final = log.once(f"measure {prior}", lambda t=trained: lenet.measure(t, config))
+        final = lenet.train_and_measure(prior, network, settings, log)
         dropped, _ = lenet.drop_means(trained.model, trained.test.images[:10])
         assert dropped is not None
         zero_mean = lenet.accuracy(dropped, trained.test, config.num_samples, seed=2)

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class Settings:
     seed: int = 0
     """Seed of the initialization, the batches and the noise."""
 
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 # Arguments of the sizes that are not full.
 QUICK: dict[str, Any] = {
@@ -220,11 +222,21 @@ def measure(trained: Trained, settings: Settings) -> dict[str, Any]:
 
 def compare(networks: Mapping[str, Network], settings: Settings, log: RunLog) -> dict[str, Any]:
     """Train networks and measure them all."""
-    results = {}
-    for name, network in networks.items():
-        trained = train(name, network, settings, log)
-        results[name] = log.once(f"measure {name}", partial(measure, trained, settings))
-    return results
+    return {name: train_and_measure(name, networks[name], settings, log) for name in networks}
+
+
+def train_and_measure(
+    name: str, network: Network, settings: Settings, log: RunLog
+) -> dict[str, Any]:
+    """Train one network and measure it, each once, with its number of epochs beside the numbers."""
+    trained = train(name, network, settings, log)
+    measured = log.once(f"measure {name}", partial(measure, trained, settings))
+    return {**measured, "epochs": settings.epochs}
+
+
+def at_most(settings: SettingsT, epochs: int) -> SettingsT:
+    """The same settings, with a schedule of at most so many epochs."""
+    return dataclasses.replace(settings, epochs=min(settings.epochs, epochs))
 
 
 @torch.no_grad()

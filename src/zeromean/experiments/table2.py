@@ -25,7 +25,7 @@ NETWORKS = {
 class Config(lenet.Settings):
     """Two networks."""
 
-    epochs: int = 100
+    epochs: int = 60
     """Passes over the training set. The paper has 200, with one rate for everything."""
 
 

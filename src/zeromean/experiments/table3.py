@@ -27,7 +27,7 @@ PAPER = {  # one sample, averaged
 class Config(lenet.Settings):
     """Four networks that differ by their variance layers."""
 
-    epochs: int = 60
+    epochs: int = 40
     """Passes over the training set. The paper has 200; the accuracies have their plateau before."""
     batchnorm: bool = True
     """BatchNorm without its affine map. Without it the networks are antisymmetric to the letter,
