@@ -12,7 +12,7 @@ from zeromean.dropout import GaussianDropout, LogNormalDropout, UnitNoise
 from zeromean.int8 import to_int8
 from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
-from zeromean.noise import normal, rademacher, uniform
+from zeromean.noise import factorized, normal, rademacher, uniform
 from zeromean.objectives import (
     clip_log_alpha_,
     cosine_warmup,
@@ -35,7 +35,7 @@ from zeromean.prune import prune_
 from zeromean.quantize import quantize_
 from zeromean.recurrent import GRU, LSTM
 from zeromean.samplers import auto, flipout, local, mean, moment_matched, weight
-from zeromean.sampling import sampling
+from zeromean.sampling import draw_noise, held_noise, sampling
 from zeromean.serialization import load, save
 from zeromean.sparsity import sparsity
 

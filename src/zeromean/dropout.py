@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean import functional, lognormal
+from zeromean.held import HeldNoise
 from zeromean.layers import require_positive
 from zeromean.noise import normal
 from zeromean.samplers import Sampler, local, mean, weight
@@ -45,8 +46,12 @@ class UnitNoise(StochasticModule):
 
     # What noise must answer, for all units: those that are left and the others.
 
-    def draw(self, num_objects: int) -> Tensor:
-        """Draw multipliers, `(num_objects, num_features)`."""
+    def draw_noise(self, num_objects: int = 1) -> Tensor:
+        """Draw the noise that `multipliers` takes, `(num_objects, num_features)`."""
+        raise NotImplementedError
+
+    def multipliers(self, noise: Tensor) -> Tensor:
+        """The multipliers that this noise gives, in its shape."""
         raise NotImplementedError
 
     def mean(self) -> Tensor:
@@ -67,6 +72,10 @@ class UnitNoise(StochasticModule):
 
     # What follows from it.
 
+    def draw(self, num_objects: int) -> Tensor:
+        """Draw multipliers, `(num_objects, num_features)`."""
+        return self.multipliers(self.draw_noise(num_objects))
+
     def mean_scale(self) -> Tensor:
         """What mean propagation multiplies the units by: exactly zero for those not kept."""
         return self._kept(self.mean())
@@ -74,6 +83,9 @@ class UnitNoise(StochasticModule):
     def sample_scale(self, num_objects: int) -> Tensor:
         """Draw multipliers, `(num_objects, num_features)`: exactly zero for units not kept."""
         return self._kept(self.draw(num_objects))
+
+    def distributions(self) -> dict[str, nn.Module]:
+        return {"units": self}
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
         return {self: lambda: self._kept(self.kl_per_unit()).sum()}
@@ -108,6 +120,9 @@ class UnitNoise(StochasticModule):
             )
         if self.sampler is mean:
             return _multiplied(input, self.mean_scale())
+        if isinstance(self.sampler, HeldNoise):
+            noise = self.sampler.noise_of(self, input)
+            return _multiplied(input, self._kept(self.multipliers(noise)))
         return _multiplied(
             input, self.sample_scale(1 if self.sampler is weight else input.shape[0])
         )
@@ -158,8 +173,10 @@ class GaussianDropout(UnitNoise):
             self.register_buffer("log_alpha", log_alpha)
         self.reset_parameters()
 
-    def draw(self, num_objects: int) -> Tensor:
-        noise = normal(self.log_alpha.new_empty(num_objects, self.num_features))
+    def draw_noise(self, num_objects: int = 1) -> Tensor:
+        return normal(self.log_alpha.new_empty(num_objects, self.num_features))
+
+    def multipliers(self, noise: Tensor) -> Tensor:
         return 1 + (0.5 * self.log_alpha).exp() * noise
 
     def mean(self) -> Tensor:
@@ -225,10 +242,12 @@ class LogNormalDropout(UnitNoise):
         self.log_scale = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
         self.reset_parameters()
 
-    def draw(self, num_objects: int) -> Tensor:
+    def draw_noise(self, num_objects: int = 1) -> Tensor:
         shape = (num_objects, self.num_features)
-        uniform = torch.rand(shape, dtype=torch.float64, device=self.location.device)
-        theta = lognormal.sample(self.location, self.log_scale, self.low, self.high, uniform)
+        return torch.rand(shape, dtype=torch.float64, device=self.location.device)
+
+    def multipliers(self, noise: Tensor) -> Tensor:
+        theta = lognormal.sample(self.location, self.log_scale, self.low, self.high, noise)
         return theta.to(self.location.dtype)
 
     def mean(self) -> Tensor:

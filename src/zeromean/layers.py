@@ -79,6 +79,9 @@ class StochasticLayer(StochasticModule):
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
         return checked_sampler(sampler, self.weight)
 
+    def distributions(self) -> dict[str, nn.Module]:
+        return {"weight": self.weight}
+
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
         return {} if self.prior is None else {self.weight: partial(self.prior.kl, self.weight)}
 

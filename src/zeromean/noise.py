@@ -31,6 +31,19 @@ def uniform(like: Tensor) -> Tensor:
     return _in_memory_order(torch.rand_like, like).sub(0.5).mul(2 * math.sqrt(3.0))
 
 
+def factorized(like: Tensor) -> Tensor:
+    """Noise of rank one: f(a_i) · f(b_j) with normal a, b and f(x) = sign(x) √|x|.
+
+    As many random numbers as the weight has rows and columns. Weights are uncorrelated but not
+    independent; √(π/2) gives them unit variance. The noise of noisy networks for exploration,
+    Fortunato et al. (2017).
+    """
+    matrix = like.unsqueeze(-1).flatten(1)
+    rows, columns = normal(matrix[:, 0]), normal(matrix[0])
+    roots = [x.sign() * x.abs().sqrt() for x in (rows, columns)]
+    return torch.outer(*roots).mul(math.sqrt(math.pi / 2)).view(like.shape)
+
+
 def _in_memory_order(draw: Callable[..., Tensor], like: Tensor, *arguments: int) -> Tensor:
     """Draw contiguously, in the memory format of `like`.
 
@@ -44,4 +57,9 @@ def _in_memory_order(draw: Callable[..., Tensor], like: Tensor, *arguments: int)
     return noise.movedim(-1, 1)
 
 
-NOISES: dict[str, NoiseFamily] = {"normal": normal, "rademacher": rademacher, "uniform": uniform}
+NOISES: dict[str, NoiseFamily] = {
+    "normal": normal,
+    "rademacher": rademacher,
+    "uniform": uniform,
+    "factorized": factorized,
+}

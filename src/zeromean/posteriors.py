@@ -109,8 +109,20 @@ class Posterior(nn.Module):
         """Draw one weight tensor."""
         mean, scale = self.mean_and_scale()
         scale = self._silenced(scale)
-        noise = self.noise(scale)
-        return scale * noise if mean is None else torch.addcmul(mean, scale, noise)
+        return _combined(mean, scale, self.noise(scale))
+
+    def draw_noise(self) -> Tensor:
+        """Draw ε for one weight tensor, for `forward`."""
+        return self.noise(self.mean_and_scale()[1].detach())
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """The weight, mean + scale · noise, that this noise gives.
+
+        Args:
+            noise: One ε for every weight, `(*shape)`, or several draws, `(*, *shape)`.
+        """
+        mean, scale = self.mean_and_scale()
+        return _combined(mean, self._silenced(scale), noise)
 
     def deviation(self) -> Tensor:
         """Draw one weight tensor less its mean."""
@@ -369,6 +381,10 @@ def flushed(scale: Tensor) -> Tensor:
 def smallest_normal(dtype: torch.dtype) -> float:
     """Below it numbers lose digits and speed. 0 for float16, whose denormals are in daily use."""
     return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
+
+
+def _combined(mean: Tensor | None, scale: Tensor, noise: Tensor) -> Tensor:
+    return scale * noise if mean is None else torch.addcmul(mean, scale, noise)
 
 
 def _log_magnitude(weight: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_gradtracking
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import handle_torch_function, has_torch_function
 
+from zeromean.held import HeldNoise
 from zeromean.layers import PriorChoice, build_posterior, checked_prior, require_positive
 from zeromean.posteriors import Additive, Posterior, PosteriorFactory, WeightLayout
 from zeromean.samplers import Sampler, mean, weight
@@ -140,8 +141,11 @@ class RecurrentLayer(StochasticModule):
         """The random weights by torch's names."""
         return {n: m for n, m in self.named_children() if isinstance(m, Posterior)}
 
+    def distributions(self) -> dict[str, nn.Module]:
+        return {**self.posteriors()}
+
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
-        return mean if sampler is mean else weight
+        return sampler if sampler is mean or isinstance(sampler, HeldNoise) else weight
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
         if self.prior is None:
@@ -196,7 +200,9 @@ class RecurrentLayer(StochasticModule):
         for _, suffix in self._suffixes():
             for kind in ("ih", "hh"):
                 posterior: Posterior = getattr(self, f"weight_{kind}_{suffix}")
-                if self.sampler is mean:
+                if isinstance(self.sampler, HeldNoise):
+                    weights.append(self.sampler.one_weight(posterior))
+                elif self.sampler is mean:
                     weight_mean, scale = posterior.mean_and_scale()
                     weights.append(torch.zeros_like(scale) if weight_mean is None else weight_mean)
                 else:

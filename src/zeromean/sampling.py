@@ -9,6 +9,7 @@ from weakref import WeakSet
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from zeromean.held import HeldNoise, Noise, draw
 from zeromean.objectives import stochastic_modules
 from zeromean.recurrent import RecurrentLayer
 from zeromean.samplers import Sampler, mean
@@ -61,6 +62,45 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
 
 
 @contextmanager
+def held_noise(
+    model: nn.Module, noise: Noise | None = None, *, num_objects: int | None = None
+) -> Iterator[HeldNoise]:
+    """Hold the noise: inside the block the model is one network drawn from its posterior.
+
+    Every call uses the same noise, with the parameters as they are at the time, so that gradients
+    reach them. `with zm.held_noise(model) as held:` draws the noise, `held.redraw()` draws it anew.
+    Weights are drawn as with `zm.weight`, whatever the layers' samplers; torch's own Dropout is
+    left alone. Under `torch.func.vmap` with `randomness="different"`, a block inside the mapped
+    function holds noise of its own for every sample.
+
+    Args:
+        noise: Noise to hold, from `zm.draw_noise`; default: it is drawn.
+        num_objects: Give each of so many objects a network of its own: object i of every batch
+            meets the same network i, and `held.redraw(objects)` changes the networks of some.
+    """
+    if num_objects is not None and num_objects < 1:
+        raise ValueError(f"num_objects must be at least 1, got {num_objects}.")
+    held = HeldNoise(_distributions(model), num_objects)
+    if noise is None:
+        held.redraw()
+    else:
+        held.hold(noise)
+    with sampling(model, held):
+        yield held
+
+
+def draw_noise(model: nn.Module, num_samples: int | None = None) -> Noise:
+    """Draw the noise of everything random in a model, for `zm.held_noise(model, noise)`.
+
+    Args:
+        num_samples: Draw it so many times, along a new first dimension of every tensor.
+    """
+    if num_samples is not None and num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
+    return {name: draw(part, num_samples) for name, part in _distributions(model).items()}
+
+
+@contextmanager
 def monte_carlo_modes(model: nn.Module) -> Iterator[nn.Module]:
     """BatchNorm with running statistics, Dropout on: the modes of Monte-Carlo prediction."""
     modes = [(module, module.training) for module in model.modules()]
@@ -71,3 +111,12 @@ def monte_carlo_modes(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _distributions(model: nn.Module) -> dict[str, nn.Module]:
+    """Everything random in a model by name; what is tied stands under its first name."""
+    found: dict[nn.Module, str] = {}
+    for layer_name, layer in stochastic_modules(model).items():
+        for name, distribution in layer.distributions().items():
+            found.setdefault(distribution, f"{layer_name}.{name}" if layer_name else name)
+    return {name: distribution for distribution, name in found.items()}

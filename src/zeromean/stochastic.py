@@ -23,6 +23,10 @@ class StochasticModule(nn.Module):
         """The way to draw when all of a model is asked to draw with this sampler."""
         raise NotImplementedError
 
+    def distributions(self) -> dict[str, nn.Module]:
+        """What is random here, by name: the posteriors of weights, or the noise on units."""
+        raise NotImplementedError
+
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
         """How to compute the KL of each distribution here, by the module that holds it.
 

@@ -1,0 +1,105 @@
+"""The sampler of `zm.held_noise`: noise that has been drawn before, and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.linear_maps import LinearMap
+from zeromean.posteriors import Posterior
+
+Noise = dict[str, Tensor]
+
+
+class HeldNoise:
+    """The noise of a model, to be used again at every call.
+
+    It is a sampler: `sampler(op, x, posterior, bias)` applies the weight that the held noise gives
+    with the parameters as they are at the time of the call, so that gradients reach them.
+
+    Attributes:
+        noise: The noise of every random weight (`"fc1.weight"`) or unit (`"dropout.units"`).
+        num_objects: With it the noise of every tensor has as many rows in front, one for each
+            object of a batch; None: one draw for all.
+    """
+
+    def __init__(self, distributions: Mapping[str, nn.Module], num_objects: int | None):
+        self.num_objects = num_objects
+        self._distributions = dict(distributions)
+        self._names = {distribution: name for name, distribution in distributions.items()}
+        self.noise: Noise = {}
+
+    def redraw(self, objects: Tensor | None = None) -> None:
+        """Draw the noise anew.
+
+        Args:
+            objects: Which objects get new noise: indices, or True for each of them. Default: all.
+        """
+        if objects is None:
+            self.noise = {
+                name: draw(distribution, self.num_objects)
+                for name, distribution in self._distributions.items()
+            }
+            return
+        if self.num_objects is None:
+            raise ValueError(
+                "redraw(objects) needs noise of its own for every object: "
+                "zm.held_noise(model, num_objects=…)."
+            )
+        chosen = torch.arange(self.num_objects)[torch.as_tensor(objects).cpu()].flatten()
+        if len(chosen) == 0:
+            return
+        for name, distribution in self._distributions.items():
+            fresh = draw(distribution, len(chosen))
+            # Not in place: a graph may still need the noise as it was.
+            self.noise[name] = self.noise[name].index_copy(0, chosen.to(fresh.device), fresh)
+
+    def hold(self, noise: Noise) -> None:
+        """Hold noise that was drawn elsewhere, by `zm.draw_noise`."""
+        if noise.keys() != self._distributions.keys():
+            raise ValueError(
+                f"The model needs noise for {_listed(self._distributions)}, got it for "
+                f"{_listed(noise)}; draw it with zm.draw_noise(model)."
+            )
+        self.noise = dict(noise)
+
+    def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
+        """The noise for a batch of inputs."""
+        if self.num_objects is not None and x.shape[:1] != (self.num_objects,):
+            raise ValueError(
+                f"The noise is held for {self.num_objects} objects, got an input of shape "
+                f"{tuple(x.shape)}; its first dimension must be the objects."
+            )
+        return self.noise[self._names[distribution]]
+
+    def one_weight(self, posterior: Posterior) -> Tensor:
+        """The weight, where only one for the whole batch will do."""
+        if self.num_objects is not None:
+            raise ValueError(
+                "Recurrent layers cannot hold noise of its own for every object; use torch.func."
+                "vmap over objects with zm.draw_noise and zm.held_noise(model, noise) inside."
+            )
+        return posterior(self.noise[self._names[posterior]])
+
+    def __call__(
+        self, op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+    ) -> Tensor:
+        weight = posterior(self.noise_of(posterior, x))
+        if self.num_objects is None:
+            return op(x, weight, bias)
+        return torch.func.vmap(lambda one, drawn: op(one, drawn, bias))(x, weight)
+
+
+def draw(distribution: nn.Module, count: int | None) -> Tensor:
+    """Noise of a posterior or of units, once or `count` times along a new first dimension."""
+    if not isinstance(distribution, Posterior):  # Units, whose noise has a dimension of objects.
+        return distribution.draw_noise(count or 1)  # pyright: ignore[reportCallIssue]
+    if count is None:
+        return distribution.draw_noise()
+    return torch.stack([distribution.draw_noise() for _ in range(count)])
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(names) if names else "nothing"
