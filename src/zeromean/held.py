@@ -87,9 +87,7 @@ class HeldNoise:
         self, op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
     ) -> Tensor:
         weight = posterior(self.noise_of(posterior, x))
-        if self.num_objects is None:
-            return op(x, weight, bias)
-        return torch.func.vmap(lambda one, drawn: op(one, drawn, bias))(x, weight)
+        return op(x, weight, bias) if self.num_objects is None else op.each(x, weight, bias)
 
 
 def draw(distribution: nn.Module, count: int | None) -> Tensor:

