@@ -18,8 +18,15 @@ NEEDS: tuple[str, ...] = ("mnist",)
 class Config(sparse_networks.Settings):
     """LeNet-5-Caffe, all four layers sparse."""
 
-    epochs: int = 50
-    """Epochs of sparse variational dropout, from scratch."""
+    epochs: int = 70
+    """Epochs of sparse variational dropout."""
+    shrink_after: tuple[int, ...] = (20, 35)
+    """Epochs after which empty units are taken out of the network, so that the rest is faster. The
+    learning rate falls after the last of them only."""
+    pretrained: bool = True
+    """Start from the network that is not sparse, in place of random means."""
+    lr: float = 2e-3
+    """Adam's learning rate for means and biases, which falls linearly to zero."""
     dense_epochs: int = 15
     """Epochs of the network that is not sparse."""
     magnitude: tuple[float, ...] = (12.0, 50.0, 280.0)
@@ -28,8 +35,8 @@ class Config(sparse_networks.Settings):
     """Epochs of training after each of these steps."""
 
 
-QUICK = Config(**sparse_networks.QUICK)
-SMOKE = Config(**sparse_networks.SMOKE)
+QUICK = Config(**sparse_networks.QUICK, shrink_after=(5,))
+SMOKE = Config(**sparse_networks.SMOKE, shrink_after=(2,))
 CLAIMS = sparse_networks.claims(
     "lecture: sparse variational dropout",
     error=(0.75, 0.85),

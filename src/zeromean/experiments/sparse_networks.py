@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
-from zeromean.experiments import shared_networks
+from zeromean.experiments import shared_networks, shrinking
 from zeromean.experiments.claims import Claim
 from zeromean.experiments.figure import figure, image, over_seeds, trace
 from zeromean.experiments.run_log import RunLog
@@ -41,7 +42,12 @@ class Settings:
     """Data and training of a network, and of those that it is compared with."""
 
     epochs: int = 100
-    """Epochs of sparse variational dropout, from scratch."""
+    """Epochs of sparse variational dropout."""
+    shrink_after: tuple[int, ...] = ()
+    """Epochs after which empty units are taken out of the network, so that the rest is faster. The
+    learning rate falls after the last of them only."""
+    pretrained: bool = False
+    """Start from the network that is not sparse, in place of random means."""
     lr: float = 5e-3
     """Adam's learning rate for means and biases, which falls linearly to zero."""
     log_variance_lr: float = 2e-3
@@ -158,9 +164,9 @@ def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -
     """Train, prune and measure: sparse variational dropout, then magnitude pruning."""
     train = shared_networks.grey_images(config.data, "train", config.train_size, log)
     test = shared_networks.grey_images(config.data, "test", config.test_size, log)
+    dense = train_dense(architecture, config, train, log)
     sparse = train_sparse(architecture, config, train, test, log)
     pruned = pruned_copy(sparse.model)
-    dense = train_dense(architecture, config, train, log)
     return {
         "sparse": {
             **measure(pruned, test),
@@ -184,8 +190,72 @@ def train_sparse(
     log: RunLog,
 ) -> FitResult:
     """The network with sparse variational dropout in every layer."""
+    ends = (*config.shrink_after, config.epochs)
+    if list(ends) != sorted(set(ends)) or ends[0] < 1:
+        raise ValueError(
+            "shrink_after must be epochs in rising order, all before the last one, got "
+            f"{config.shrink_after} with epochs={config.epochs}."
+        )
+    training = {
+        "kl_warmup_epochs": config.kl_warmup_epochs,
+        "prune_after_epochs": config.prune_after_epochs,
+        "average_epochs": config.average_epochs,
+        "lr": config.lr,
+        "log_alpha_lr": config.log_variance_lr,
+        **({"decay": "constant"} if len(ends) > 1 else {}),
+    }
+    identity: dict[str, Any] = {"log_variance": config.log_variance}
+    start = None
+    if config.pretrained:
+        start = _stochastic(architecture, config)
+        dense = train_dense(architecture, config, train, log).model
+        _copy_means_(start, dense)
+        identity["pretrained"] = config.dense_epochs
+    result = _train(
+        architecture,
+        "sparse",
+        _sparse_layers(architecture, config),
+        ends[0],
+        config,
+        train,
+        log,
+        identity=identity,
+        training=training,
+        start=start,
+        on_epoch=partial(_look, test),
+    )
+    chain = shrinking.whole_chain(architecture, LAYERS[architecture.__name__], result.model)
+    for begin, end in pairwise(ends):
+        chain, small = shrinking.shrink(chain, pruned_copy(result.model))
+        whole = partial(shrinking.expand, chain, whole=_stochastic(architecture, config))
+        later = {**training, "kl_warmup_epochs": 0, "prune_after_epochs": 0}
+        if end == config.epochs:
+            later["decay"] = "linear"
+        part = _train(
+            architecture,
+            f"sparse, from epoch {begin}",
+            {},
+            end - begin,
+            config,
+            train,
+            log,
+            identity={**identity, "first": {**training, "shrunk": [e for e in ends if e < end]}},
+            training=later,
+            start=small.to(memory_format=torch.channels_last),  # pyright: ignore[reportCallIssue]
+            on_epoch=lambda epoch, model, whole=whole: _look(test, epoch, whole(model)),
+        )
+        rows = [{**row, "epoch": row["epoch"] + begin} for row in part.history]
+        result = replace(part, history=[*result.history, *rows])
+    if config.shrink_after:
+        whole_model = shrinking.expand(chain, result.model, _stochastic(architecture, config))
+        result = replace(result, model=whole_model)
+    return result
+
+
+def _sparse_layers(architecture: Callable[..., nn.Module], config: Settings) -> dict[str, Any]:
+    """How each layer is made."""
     posterior = partial(zm.Additive, log_variance=config.log_variance)
-    make: dict[str, Any] = {
+    return {
         name: partial(
             zm.Conv2d if name.startswith("conv") else zm.Linear,
             posterior=posterior,
@@ -193,24 +263,20 @@ def train_sparse(
         )
         for name in LAYERS[architecture.__name__]
     }
-    return _train(
-        architecture,
-        "sparse",
-        make,
-        config.epochs,
-        config,
-        train,
-        log,
-        identity={"log_variance": config.log_variance},
-        training={
-            "kl_warmup_epochs": config.kl_warmup_epochs,
-            "prune_after_epochs": config.prune_after_epochs,
-            "average_epochs": config.average_epochs,
-            "lr": config.lr,
-            "log_alpha_lr": config.log_variance_lr,
-        },
-        on_epoch=partial(_look, test),
-    )
+
+
+def _stochastic(architecture: Callable[..., nn.Module], config: Settings) -> nn.Module:
+    network = architecture(**_sparse_layers(architecture, config))
+    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+@torch.no_grad()
+def _copy_means_(model: nn.Module, dense: nn.Module) -> None:
+    for name, layer in zm.stochastic_layers(model).items():
+        plain: Any = dense.get_submodule(name)
+        layer.weight.set_weight_(plain.weight)
+        if layer.bias is not None:
+            layer.bias.copy_(plain.bias)
 
 
 def train_dense(
