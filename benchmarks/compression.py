@@ -1,7 +1,7 @@
 """Compressed against dense: speed in one process on one thread, and size of the file.
 
 python benchmarks/compression.py --lenet-300-100 mlp.safetensors --lenet-5-caffe conv.safetensors
-python benchmarks/compression.py    with random masks at the papers' sparsities
+python benchmarks/compression.py    with random masks at published sparsities
 
 The files are pruned networks that `zm.save` wrote. Without them, masks are drawn in which some
 units matter more than others, as training leaves them. A speed-up is the median of CPU time
@@ -26,33 +26,48 @@ from torch import Tensor, nn  # noqa: E402
 
 import zeromean as zm  # noqa: E402
 from zeromean import export, models  # noqa: E402
+from zeromean.experiments.sparse_lstm import RowReader  # noqa: E402
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, its sparsity by layer as published, and what it must reach."""
+    """A network, the sparsity of its weights as published, and what it must reach."""
 
     name: str
-    build: Callable[[], nn.Sequential]
+    build: Callable[[], nn.Module]
     sparsities: dict[str, float]
     batches: dict[int, tuple[float, float] | None]  # size: (must reach, aim)
-    file: tuple[float, float]
+    file: tuple[float, float] | None = None
+    pixels: int = 28
 
 
 SUBJECTS = {
     "lenet_300_100": Subject(
         "LeNet-300-100",
         models.lenet_300_100,
-        {"dense1": 0.989, "dense2": 0.972, "dense3": 0.62},
+        {"dense1.weight": 0.989, "dense2.weight": 0.972, "dense3.weight": 0.62},
         {1: (2, 3.5), 32: None, 256: (3, 5)},
         (30, 50),
     ),
     "lenet_5_caffe": Subject(
         "LeNet-5-Caffe",
         models.lenet5_caffe,
-        {"conv1": 0.67, "conv2": 0.98, "dense1": 0.998, "dense2": 0.95},
+        {
+            "conv1.weight": 0.67,
+            "conv2.weight": 0.98,
+            "dense1.weight": 0.998,
+            "dense2.weight": 0.95,
+        },
         {1: None, 64: (2, 4), 256: None},
         (100, 200),
+    ),
+    # The sparsities of our own record, results/experiments/sparse_lstm.json.
+    "sparse_lstm": Subject(
+        "LSTM with 96 units",
+        lambda: RowReader(96),
+        {"lstm.weight_ih_l0": 0.969, "lstm.weight_hh_l0": 0.992, "head.weight": 0.855},
+        {1: None, 32: None, 256: None},
+        pixels=8,
     ),
 }
 
@@ -88,7 +103,7 @@ def measure(
     sparsity = zm.sparsity(dense).total
     rows = [_exactly(subject, "weights, compression factor", sparsity.compression)]
     for batch, bounds in subject.batches.items():
-        x = torch.rand(batch, 1, 28, 28)
+        x = torch.rand(batch, 1, subject.pixels, subject.pixels)
         must, aim = bounds or (None, None)
         rivals = {"compressed": compressed} | _in_csr(dense)
         for name, rival in rivals.items():
@@ -98,7 +113,8 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         saved = export.save_compressed(compressed, Path(folder) / "m", original=dense)
     assert saved.ratio is not None
-    rows.append(_exactly(subject, f"file, {saved.size:,} bytes", saved.ratio, *subject.file))
+    goals = subject.file or ()
+    rows.append(_exactly(subject, f"file, {saved.size:,} bytes", saved.ratio, *goals))
     return rows
 
 
@@ -109,7 +125,7 @@ def pruned(subject: Subject, path: Path | None) -> nn.Module:
     network = subject.build().eval()
     with torch.no_grad():
         for name, sparsity in subject.sparsities.items():
-            weight: Any = network.get_submodule(name).weight
+            weight = network.get_parameter(name)
             weight *= _mask(weight, sparsity)
     return network
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
+from zeromean.compression.adapters import RequireDim
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.models import lenet5, lenet5_caffe, lenet_300_100
@@ -58,6 +59,21 @@ def num_units(module):
 
 def images(*batches):
     return [torch.rand(batch, 1, 28, 28) for batch in batches]
+
+
+def network(forward, **modules):
+    """A module with this forward function."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, module in modules.items():
+                self.add_module(name, module)
+
+        def forward(self, x):
+            return forward(self, x)
+
+    return Network()
 
 
 @pytest.mark.parametrize("batchnorm", [True, False])
@@ -118,8 +134,9 @@ def test_constants_of_dead_units_are_folded_only_where_that_is_exact():
         (0, nn.AvgPool2d(3, 2, padding=1), 5),  # only the unit that is zero can go
         (0, nn.AvgPool2d(3, 2, padding=1, count_include_pad=False), 3),
         (0, nn.AdaptiveAvgPool2d(5), 3),
-        (1, nn.MaxPool2d(2), 5),
-        ("same", nn.MaxPool2d(2), 5),
+        (0, nn.Upsample(scale_factor=2, mode="bilinear"), 3),
+        (1, nn.MaxPool2d(2), 4),  # one constant stands for both that are not zero
+        ("same", nn.MaxPool2d(2), 4),
     ]:
         model = network(padding, pool)
         compressed = zm.compress(model)
@@ -181,27 +198,100 @@ def test_modules_with_forward_functions_of_their_own_lose_units_too():
 @pytest.mark.parametrize(
     "flatten",
     [
-        lambda x: torch.flatten(x, 1),
-        lambda x: x.flatten(1),
-        lambda x: x.reshape(x.shape[0], -1),
-        lambda x: x.view(x.size()[0], -1),
+        lambda x, _: torch.flatten(x, 1),
+        lambda x, _: x.flatten(1),
+        lambda x, _: x.flatten(start_dim=1),
+        lambda x, _: x.reshape(x.shape[0], -1),
+        lambda x, _: x.reshape((x.size(0), -1)),
+        lambda x, _: x.view(x.size()[0], -1),
+        lambda x, _: x.view(x.size(dim=0), 54),
+        lambda x, _: x.view(-1, 54),
+        lambda x, _: x.reshape(-1, 54),
+        lambda x, images: x.view(images.size(0), -1),
+        lambda x, images: x.reshape(images.shape[0], -1),
     ],
 )
 def test_every_way_to_flatten_is_understood(flatten):
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(1, 6, 9, stride=9)
-            self.dense = nn.Linear(54, 3)
+    def forward(self, images):
+        x = torch.relu(self.norm(self.conv(images)))
+        return self.dense(self.drop(flatten(x, images)))
 
-        def forward(self, x):
-            return self.dense(flatten(self.conv(x)))
-
-    model = Network()
+    model = network(
+        forward,
+        conv=nn.Conv2d(1, 6, 9, stride=9),
+        norm=nn.BatchNorm2d(6),
+        drop=nn.Dropout(),
+        dense=nn.Linear(54, 3),
+    ).eval()
     model.conv.weight.data[:4] = 0
     compressed = zm.compress(model)
     assert num_units(compressed)[0] == 2
-    assert_same_predictions(model, compressed, *images(2, 20))
+    assert_same_predictions(model, compressed, *images(1, 2, 20))
+
+
+def test_view_that_cuts_objects_into_pieces_is_right_or_refused():
+    model = network(
+        lambda self, x: self.dense(self.conv(x).view(-1, 18)),
+        conv=nn.Conv2d(1, 6, 9, stride=9),
+        dense=nn.Linear(18, 3),
+    )
+    model.conv.weight.data[:4] = 0
+    (x,) = images(4)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        zm.compress(model)(x)
+    assert_same_predictions(model, zm.compress(model, x), x)
+    # Behind other layers than Linear, nothing would refuse the wrong reading.
+    model = network(lambda self, x: self.conv(x).view(-1, 18).softmax(1), conv=model.conv)
+    assert_same_predictions(model, zm.compress(model), x)
+
+
+def test_images_of_another_size_are_refused():
+    model = zero_out(lenet5_caffe(), 0.97)
+    compressed = zm.compress(model)
+    for batch in (1, 4, 20):
+        with pytest.raises(ValueError, match=r"needs \d+ features, got \d+"):
+            compressed(torch.rand(batch, 1, 32, 32))
+    with pytest.raises(ValueError, match=r"needs images \(N, C, H, W\), got shape \(1, 28, 28\)"):
+        compressed(torch.rand(1, 28, 28))
+    linear = zm.compress(zero_out(nn.Linear(100, 60), 0.97))
+    with pytest.raises(ValueError, match="needs 100 features, got 200"):
+        linear(torch.rand(3, 200))
+
+
+def test_batchnorm_behind_linear_layers_is_right_or_refused_for_sequences():
+    layers = [nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)]
+    model = zero_out(nn.Sequential(*layers), 0.3)
+    with torch.no_grad():
+        model[0].weight[:3] = 0
+    rows, steps = torch.randn(4, 5), torch.randn(4, 6, 5)  # as many steps as features
+    for_rows = zm.compress(model)
+    assert num_units(for_rows)[0] <= 3
+    assert_same_predictions(model, for_rows, rows)
+    with pytest.raises(
+        ValueError,
+        match=r"compressed for tensors of 2 dimensions here, got shape \(4, 6, 5\); compress it "
+        "with example_inputs of this shape",
+    ):
+        for_rows(steps)
+    assert_same_predictions(model, zm.compress(model, rows), rows)
+    assert_same_predictions(model, zm.compress(model, steps), steps, rows)
+    flat = nn.Sequential(nn.Flatten(), *model)
+    assert not any(isinstance(m, RequireDim) for m in zm.compress(flat).modules())
+
+
+def test_units_along_another_dimension_than_those_of_the_layer_are_left_alone():
+    # Linear works on positions here, so that BatchNorm sees the channels in front of it.
+    model = nn.Sequential(nn.Conv1d(2, 6, 3), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Flatten())
+    zero_out(model, 0.3)
+    assert_same_predictions(model, zm.compress(model), torch.randn(4, 2, 8))
+    noise = zm.LogNormalDropout(6)
+    noise.location.data.normal_()
+    noise.keep[:2] = False
+    model = nn.Sequential(nn.Linear(5, 6), noise, nn.Linear(6, 3))
+    steps = torch.randn(4, 6, 5)
+    assert_same_predictions(model, zm.compress(model, steps), steps, torch.randn(4, 5))
+    with pytest.raises(ValueError, match="compressed for tensors of 2 dimensions"):
+        zm.compress(model)(steps)
 
 
 def test_what_depends_on_data_is_compressed_layer_by_layer_with_a_warning():
@@ -238,21 +328,6 @@ def test_activations_changed_in_place_are_left_to_the_fallback():
     with pytest.warns(UserWarning, match="relu_ changes in place what something else reads too"):
         compressed = zm.compress(model)
     assert_same_predictions(model, compressed, torch.randn(3, 4))
-
-
-def network(forward, **modules):
-    """A module with this forward function."""
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, module in modules.items():
-                self.add_module(name, module)
-
-        def forward(self, x):
-            return forward(self, x)
-
-    return Network()
 
 
 def change_after_view(self, x):
@@ -381,6 +456,54 @@ def test_transformer_layers_survive_the_fallback():
     with pytest.warns(UserWarning, match="cannot trace the model"):
         compressed = zm.compress(zero_out(model, 0.97))
     assert_same_predictions(model, compressed, torch.randn(2, 5, 64))
+
+
+def test_branches_that_are_joined_lose_units_together():
+    def forward(self, x):
+        a, b = torch.relu(self.dense1(x)), torch.tanh(self.dense2(x))
+        return self.dense3(torch.cat([torch.maximum(a, b) - b, a], dim=1))
+
+    model = network(
+        forward, dense1=nn.Linear(5, 9), dense2=nn.Linear(5, 9), dense3=nn.Linear(18, 3)
+    )
+    with torch.no_grad():
+        for layer in (model.dense1, model.dense2):
+            layer.weight[:4] = 0
+    x = torch.randn(7, 5)
+    # Without an example, dimension 1 might as well be that of steps.
+    assert_same_predictions(model, zm.compress(model), x, torch.randn(4, 2, 5)[:, 0])
+    compressed = zm.compress(model, x)
+    assert num_units(compressed) == [5, 5, 3]
+    assert_same_predictions(model, compressed, x)
+    with pytest.raises(ValueError, match="compressed for tensors of 2 dimensions"):
+        compressed(torch.randn(3, 4, 5))
+
+
+def test_constants_in_front_of_padding_share_one_channel():
+    def forward(self, x):
+        x = torch.relu(self.conv1(x))
+        return self.conv2(x) + self.up(x)
+
+    model = network(
+        forward,
+        conv1=nn.Conv2d(2, 9, 3),
+        conv2=nn.Conv2d(9, 4, 3, padding=1),
+        up=nn.ConvTranspose2d(9, 4, 3, padding=1),
+    )
+    with torch.no_grad():
+        model.conv1.weight[:6] = 0
+        model.conv1.bias[:6] = torch.tensor([0.5, 2.0, -1.0, 1e-3, 0.1, 0.0])
+    compressed = zm.compress(model)
+    assert num_units(compressed)[0] == 4
+    assert_same_predictions(model, compressed, torch.randn(3, 2, 8, 8))
+
+
+def test_compressing_again_changes_nothing():
+    for model in (lenet5_caffe(), Residual(), nn.Linear(100, 90)):
+        compressed = zm.compress(zero_out(model, 0.97))
+        again = zm.compress(compressed)
+        x = torch.rand(9, 100) if isinstance(model, nn.Linear) else images(9)[0]
+        torch.testing.assert_close(again(x), compressed(x))
 
 
 def test_compressed_model_runs_under_autocast():

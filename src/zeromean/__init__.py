@@ -2,6 +2,7 @@
 
 from zeromean.certificate import zero_mean_
 from zeromean.compression.compress import compress
+from zeromean.compression.report import compression_report
 from zeromean.convert import (
     make_stochastic_,
     recalibrate_batchnorm_,

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from zeromean.compression import sparse_coding
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.blueprint import build, describe
+from zeromean.compression.sizes import size_in_memory
 from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.convert import replace_modules_
 from zeromean.objectives import stochastic_modules
-from zeromean.posteriors import Posterior
 from zeromean.serialization import read_safetensors, write_safetensors
 
 FORMAT_VERSION = 1
@@ -169,16 +169,8 @@ def _dense_twin(model: nn.Module) -> nn.Module:
 
 def _saved(path: str | os.PathLike[str], original: nn.Module | None) -> SavedFile:
     path = Path(path)
-    return SavedFile(path, path.stat().st_size, None if original is None else _size(original))
-
-
-def _size(model: nn.Module) -> int:
-    """Bytes of a network with one number for every weight."""
-    posteriors = {m for m in model.modules() if isinstance(m, Posterior)}
-    inside = {id(t) for p in posteriors for t in (*p.parameters(), *p.buffers())}
-    others = {id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}
-    size = sum(p.numel() * p.dtype.itemsize for p in posteriors)
-    return size + sum(nbytes for key, nbytes in others.items() if key not in inside)
+    before = None if original is None else size_in_memory(original)
+    return SavedFile(path, path.stat().st_size, before)
 
 
 @contextmanager

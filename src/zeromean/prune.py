@@ -19,12 +19,8 @@ from torch import Tensor, nn
 from zeromean.convert import Predicate
 from zeromean.dropout import UnitNoise
 from zeromean.posteriors import Multiplicative, Posterior
+from zeromean.prunable import PrunableUnits, PrunableWeights
 from zeromean.sparsity import weight_name
-
-# log α of a weight, and signal-to-noise ratio of a unit, beyond which the literature prunes:
-# Molchanov et al. (2017) and Neklyudov et al. (2017).
-LOG_ALPHA_THRESHOLD = 3.0
-UNIT_SNR_THRESHOLD = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,83 +103,6 @@ def prune_(
     return Pruning(pruned, emptied, left)
 
 
-class _Weights:
-    """The weights (or the neurons) of one posterior.
-
-    Attributes:
-        excess: For each of them, what pruning takes the largest of.
-    """
-
-    def __init__(self, name: str, posterior: Posterior, by: str, unit: str):
-        self.name = name
-        self.posterior = posterior
-        self.default = LOG_ALPHA_THRESHOLD
-        self.whole_neurons = unit == "neuron"
-        with torch.no_grad():
-            self.excess = self._minus_variance() if by == "variance" else self._log_alpha()
-        if self.excess.isnan().any():
-            raise ValueError(
-                f"{name} has NaN among its parameters, which says nothing about its weights; go "
-                "back to a sound checkpoint."
-            )
-        row = posterior.layout.noiseless_row
-        if row is not None and not self.whole_neurons:
-            noiseless = torch.arange(len(self.excess), device=posterior.device) == row
-            self.excess = self.excess.masked_fill(noiseless.unsqueeze(1), -math.inf)
-
-    def prune_(self, doomed: Tensor) -> int:
-        posterior = self.posterior
-        keep = ~doomed
-        if self.whole_neurons:
-            keep = _spread(keep, posterior)
-        if posterior.layout.noiseless_row is not None:
-            keep[posterior.layout.noiseless_row] = True  # It has no noise that could drown it.
-        before = torch.ones_like(keep) if posterior.mask is None else posterior.mask
-        keep &= before
-        count = int(before.sum() - keep.sum())
-        if count:
-            posterior.mask = keep
-        return count
-
-    def is_empty(self) -> bool:
-        mask = self.posterior.mask
-        return mask is not None and not self.posterior.counted(mask).any()
-
-    def _log_alpha(self) -> Tensor:
-        if not self.whole_neurons:
-            return self.posterior.log_alpha_per_weight()
-        mean, variance = self.posterior.moments()
-        assert mean is not None
-        noise, signal = (
-            _by_neuron(t.double(), self.posterior).sum(1) for t in (variance, mean.square())
-        )
-        # A neuron that is pruned already, 0 / 0, has no signal.
-        return torch.where(signal > 0, noise / signal, math.inf).log()
-
-    def _minus_variance(self) -> Tensor:
-        _, variance = self.posterior.moments()
-        return -(_by_neuron(variance, self.posterior).mean(1) if self.whole_neurons else variance)
-
-
-class _Units:
-    """The units of a noise module, with the same attributes."""
-
-    def __init__(self, name: str, noise: UnitNoise):
-        self.name = name
-        self.noise = noise
-        self.default = -2 * math.log(UNIT_SNR_THRESHOLD)
-        with torch.no_grad():
-            self.excess = torch.where(noise.keep, -2 * noise.log_snr(), math.inf)
-
-    def prune_(self, doomed: Tensor) -> int:
-        count = int((self.noise.keep & doomed).sum())
-        self.noise.keep &= ~doomed
-        return count
-
-    def is_empty(self) -> bool:
-        return not self.noise.keep.any()
-
-
 def _check(by: str, threshold: float | None, sparsity: float | None, scope: str, unit: str) -> None:
     _choice("by", by, "snr", "variance")
     _choice("scope", scope, "layer", "global")
@@ -213,9 +132,9 @@ def _select(
     unit: str,
     sparsity: float | None,
     where: Predicate | None,
-) -> tuple[list[_Weights | _Units], dict[str, str]]:
+) -> tuple[list[PrunableWeights | PrunableUnits], dict[str, str]]:
     """What to prune, and the reason why each other layer is left."""
-    candidates: list[_Weights | _Units] = []
+    candidates: list[PrunableWeights | PrunableUnits] = []
     left: dict[str, str] = {}
     seen: set[nn.Module] = set()
     for name, owner, part in _stochastic_parts(model):
@@ -234,8 +153,10 @@ def _select(
         else:
             reason = _reason_against(part, by)
         if reason is None:
-            noise = isinstance(part, UnitNoise)
-            candidates.append(_Units(name, part) if noise else _Weights(name, part, by, unit))
+            if isinstance(part, UnitNoise):
+                candidates.append(PrunableUnits(name, part))
+            else:
+                candidates.append(PrunableWeights(name, part, by, unit))
         elif where is not None:
             raise ValueError(f"{name} cannot be pruned by {by}: {reason}.")
         else:
@@ -273,7 +194,7 @@ def _reason_against_units(noise: UnitNoise, by: str) -> str | None:
 
 
 def _largest(
-    candidates: list[_Weights | _Units], sparsity: float, *, together: bool
+    candidates: list[PrunableWeights | PrunableUnits], sparsity: float, *, together: bool
 ) -> list[Tensor]:
     """The part of all units (of each candidate, or of all together) that exceeds the rest."""
     groups = [candidates] if together else [[candidate] for candidate in candidates]
@@ -286,25 +207,6 @@ def _largest(
         for candidate, part in zip(group, parts, strict=True):
             doomed.append(part.view(candidate.excess.shape).to(candidate.excess.device))
     return doomed
-
-
-def _by_neuron(per_weight: Tensor, posterior: Posterior) -> Tensor:
-    """(*shape) -> (neurons, weights of each)."""
-    layout = posterior.layout
-    if layout.neuron_dim == 0:
-        return per_weight.flatten(1)
-    blocks = per_weight.unflatten(0, (layout.groups, -1)).transpose(1, 2)
-    return blocks.flatten(2).flatten(0, 1)
-
-
-def _spread(per_neuron: Tensor, posterior: Posterior) -> Tensor:
-    """(neurons,) -> (*shape)."""
-    layout, shape = posterior.layout, posterior.shape
-    trailing = [1] * (len(shape) - 1 - layout.neuron_dim)
-    if layout.neuron_dim == 0:
-        return per_neuron.view(-1, *trailing).expand(shape).clone()
-    blocks = per_neuron.view(layout.groups, 1, shape[1], *trailing)
-    return blocks.expand(-1, shape[0] // layout.groups, *shape[1:]).reshape(shape).clone()
 
 
 def _stochastic_parts(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.convert import Predicate
+from zeromean.neurons import by_neuron, from_neurons
 from zeromean.posteriors import Posterior
 from zeromean.sparsity import weight_name
 
@@ -160,19 +161,20 @@ def _quantize_weight_(
                 f"{name} has means that are not finite; go back to a sound checkpoint."
             )
         mask = _random(posterior)
-        groups = _Groups(posterior, by_neuron=per == "neuron")
-        keep = groups.split(mask)
+        by_neurons = per == "neuron"
+        keep, means, scales = (_groups(t, posterior, by_neurons) for t in (mask, mean, scale))
         values, widths, deviations = _fewest_bits(
-            groups.split(mean).double(),
-            groups.split(scale).double().abs(),
+            means.double(),
+            scales.double().abs(),
             keep,
             each=per == "weight",
             tolerance=tolerance,
             widths=range(1, MAX_BITS + 1) if bits is None else (bits,),
         )
         values = torch.where(keep, values, 0.0)
+        rounded = from_neurons(values, posterior) if by_neurons else values.view(posterior.shape)
         parameter = posterior.get_parameter("mean")
-        parameter.copy_(torch.where(mask, groups.join(values).to(mean.dtype), parameter))
+        parameter.copy_(torch.where(mask, rounded.to(mean.dtype), parameter))
     kept = max(int(keep.sum()), 1)
     return QuantizedWeight(
         name=name,
@@ -182,6 +184,11 @@ def _quantize_weight_(
         size=math.ceil(_count_bits(values, widths, each=per == "weight") / 8),
         deviation=math.sqrt(float(deviations[keep].square().sum()) / kept),
     )
+
+
+def _groups(per_weight: Tensor, posterior: Posterior, by_neurons: bool) -> Tensor:
+    """(*shape) -> (groups, weights of each): the whole layer, or its neurons."""
+    return by_neuron(per_weight, posterior) if by_neurons else per_weight.reshape(1, -1)
 
 
 def _random(posterior: Posterior) -> Tensor:
@@ -256,29 +263,6 @@ def _count_bits(values: Tensor, widths: Tensor, *, each: bool) -> int:
     # One bit has no zero.
     in_order = int(widths[used].clamp_min(1 if count == total else 2).sum()) + total * width_code
     return overhead + min(sparse, in_order)
-
-
-class _Groups:
-    """A weight tensor as `(groups, weights)`, and back: the whole layer, or its neurons."""
-
-    def __init__(self, posterior: Posterior, *, by_neuron: bool):
-        self.shape = posterior.shape
-        self.layout = posterior.layout
-        self.by_neuron = by_neuron
-
-    def split(self, tensor: Tensor) -> Tensor:
-        if not self.by_neuron:
-            return tensor.reshape(1, -1)
-        if self.layout.neuron_dim == 0:
-            return tensor.flatten(1)
-        blocks = tensor.unflatten(0, (self.layout.groups, -1)).transpose(1, 2)
-        return blocks.flatten(2).flatten(0, 1)
-
-    def join(self, groups: Tensor) -> Tensor:
-        if not self.by_neuron or self.layout.neuron_dim == 0:
-            return groups.view(self.shape)
-        blocks = groups.view(self.layout.groups, self.shape[1], -1, *self.shape[2:])
-        return blocks.transpose(1, 2).reshape(self.shape)
 
 
 def _check(per: str, tolerance: float, bits: int | None) -> None:

@@ -1,7 +1,12 @@
 """How `zm.compress` makes a pruned network smaller and faster.
 
-`compress` traces the model (`graph`), finds out which units are constant or read by nobody
-(`flow`), builds layers without them (`resizing`), and decides which ones to multiply sparsely
-(`chains`, `sparse_layers`, `batch_last`). `blueprint` and `sparse_coding` write the result to
-files, for `zeromean.export`.
+| step | files |
+| --- | --- |
+| trace the model, with modules for functions | `tracing`, `functions`, `in_place`, `graph` |
+| what nodes do to units; where these lie | `roles`, `states`, `layout`, `flattening`, `guards` |
+| what is constant, what is needed | `reading`, `constants`, `needs`, `recurrence`, `analysis` |
+| multipliers into weights; layers with fewer units | `folding`, `removal`, `resizing` |
+| what is multiplied sparsely, and how | `chains`, `sparse_layers`, `batch_last`, `adapters` |
+| all of it together, and what has come of it | `compress`, `report`, `sizes` |
+| files, for `zeromean.export` | `blueprint`, `graph_blueprint`, `sparse_coding` |
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from zeromean.compression.sparse_layers import (
     batch_first,
     batch_last,
     is_traced,
+    require_features,
 )
 
 
@@ -24,20 +26,22 @@ class BatchLast(nn.Module):
     a small batch of images is convolved as usual.
 
     Args:
-        steps: SparseConv2d, MaxPool2d without padding and element-wise modules; then Flatten; then
-            Linear, SparseLinear and element-wise modules. Each part may be missing.
+        steps: By name SparseConv2d, MaxPool2d without padding and element-wise modules; then
+            Flatten; then Linear, SparseLinear and element-wise modules. Each part may be missing.
     """
 
-    def __init__(self, *steps: nn.Module):
+    def __init__(self, steps: Mapping[str, nn.Module]):
         super().__init__()
-        for number, step in enumerate(steps):
-            self.add_module(str(number), step)
-        flatten = [number for number, step in enumerate(steps) if type(step) is nn.Flatten]
+        for name, step in steps.items():
+            self.add_module(name, step)
+        modules = list(steps.values())
+        flatten = [number for number, step in enumerate(modules) if type(step) is nn.Flatten]
+        linear: list[Any] = [m for m in modules if type(m) in (nn.Linear, SparseLinear)]
         self.flattens = bool(flatten)
-        on_rows = any(type(step) in (nn.Linear, SparseLinear) for step in steps)
-        end = flatten[0] if flatten else 0 if on_rows else len(steps)
-        self._on_images: list[Any] = list(steps[:end])
-        self._on_rows: list[Any] = list(steps[end + self.flattens :])
+        self._num_features = linear[0].in_features if linear else None
+        end = flatten[0] if flatten else 0 if linear else len(modules)
+        self._on_images: list[Any] = modules[:end]
+        self._on_rows: list[Any] = modules[end + self.flattens :]
 
     def forward(self, input: Tensor) -> Tensor:
         if is_traced():
@@ -54,8 +58,10 @@ class BatchLast(nn.Module):
         return rows.view(*input.shape[:-1], rows.shape[-1])
 
     def _read_images(self, x: Tensor) -> Tensor:
-        if x.dim() == 3:
+        if x.dim() == 3 and not self.flattens:
             return self._read_images(x.unsqueeze(0)).squeeze(0)
+        if x.dim() != 4:
+            raise ValueError(f"The network needs images (N, C, H, W), got shape {tuple(x.shape)}.")
         batch = x.shape[0]
         if batch < WORTH_GATHERING:
             for step in self._on_images:
@@ -64,11 +70,16 @@ class BatchLast(nn.Module):
         x = batch_last(x)
         for step in self._on_images:
             x = _run(step, x)
-        return self._read_columns(x.reshape(-1, batch)) if self.flattens else batch_first(x)
+        if not self.flattens:
+            return batch_first(x)
+        columns = x.reshape(-1, batch)
+        self._require_features(columns.shape[0])
+        return self._read_columns(columns)
 
     def _read_rows(self, x: Tensor) -> Tensor:
         if not self._on_rows:
             return x
+        self._require_features(x.shape[1])
         if x.shape[0] == 1:
             x = x.view(-1)
             for step in self._on_rows:
@@ -84,6 +95,10 @@ class BatchLast(nn.Module):
         for step in self._on_rows[start:]:
             x = _run(step, x)
         return batch_first(x)
+
+    def _require_features(self, number: int) -> None:
+        if self._num_features is not None:
+            require_features(number, self._num_features)
 
 
 def _run(step: Any, x: Tensor) -> Tensor:

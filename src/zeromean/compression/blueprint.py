@@ -1,28 +1,28 @@
 """The architecture of a compressed network as JSON, with the tensors beside it.
 
 Only known kinds of modules and functions are written and read, so that a file can say what to
-build but not what to run.
+build but not what to run. The graphs of forward functions are in `graph_blueprint.py`.
 """
 
 from __future__ import annotations
 
 import inspect
-import keyword
 import operator
-import re
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from zeromean.compression.adapters import RequireDim, SelectInputs
 from zeromean.compression.batch_last import BatchLast
-from zeromean.compression.graph import POINTWISE, has_hooks
+from zeromean.compression.graph import has_hooks
+from zeromean.compression.graph_blueprint import build_graph, describe_nodes, name_in
 from zeromean.compression.resizing import resized
-from zeromean.compression.sparse_layers import SelectInputs, SparseConv2d, SparseLinear
+from zeromean.compression.roles import POINTWISE
+from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import UnitScale
-from zeromean.layers import Linear, StochasticLayer
+from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.noise import NOISES
 from zeromean.posteriors import ZeroMean
 from zeromean.samplers import SAMPLERS
@@ -33,6 +33,7 @@ Tensors = dict[str, Tensor]
 def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tensors]:
     """What would build a module, and its tensors under the names that start with the prefix."""
     kind = type(module)
+    tensors: Tensors = {}
     if has_hooks(module):
         raise ValueError(
             f"A file cannot describe the hooks of {kind.__name__}; remove them, or save "
@@ -41,10 +42,12 @@ def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tenso
     blueprint: dict[str, Any]
     if isinstance(module, fx.GraphModule):
         children = _children(module)
-        blueprint = {"kind": "Graph", "nodes": [_describe_node(n) for n in module.graph.nodes]}
+        blueprint = {"kind": "Graph", "nodes": describe_nodes(module.graph)}
+        tensors = {prefix + name: tensor for name, tensor in _attributes(module).items()}
+        blueprint |= {"attributes": sorted(_attributes(module))} if tensors else {}
     elif kind in _CONTAINERS.values():
         children = dict(module.named_children())
-        blueprint = {"kind": _name(kind, _CONTAINERS)}
+        blueprint = {"kind": name_in(_CONTAINERS, kind)}
     elif kind in _VARIANCE_LAYERS.values():
         return _describe_variance_layer(module, prefix)
     elif kind in _LAYERS.values():
@@ -56,7 +59,6 @@ def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tenso
             "zm.compress makes of them; save model.state_dict() and build the module in code."
         )
     blueprint["modules"] = {}
-    tensors: Tensors = {}
     for name, child in children.items():
         blueprint["modules"][name], below = describe(child, f"{prefix}{name}.")
         tensors |= below
@@ -72,9 +74,11 @@ def build(blueprint: dict[str, Any], tensors: Tensors, prefix: str = "") -> nn.M
             for name, child in blueprint["modules"].items()
         }
         if kind == "Graph":
-            return fx.GraphModule(modules, _build_graph(blueprint["nodes"]))
+            attributes = {name: tensors[prefix + name] for name in blueprint.get("attributes", [])}
+            graph = build_graph(blueprint["nodes"], attributes)
+            return fx.GraphModule({**modules, **attributes}, graph)
         if kind == "BatchLast":
-            return BatchLast(*modules.values())
+            return BatchLast(modules)
         container = nn.Sequential()
         for name, module in modules.items():
             container.add_module(name, module)
@@ -87,14 +91,26 @@ def build(blueprint: dict[str, Any], tensors: Tensors, prefix: str = "") -> nn.M
     return _build_layer(kind, blueprint.get("arguments", {}), own)
 
 
+def stored_tensors(module: nn.Module) -> Tensors:
+    """What a file holds of a module, without its children; of a variance layer, its scale."""
+    if isinstance(module, (SparseLinear, SparseConv2d)):
+        return stored_tensors(module.dense())
+    tensors: dict[str, Tensor | None] = dict(module._parameters)
+    left_out = {"num_batches_tracked", *module._non_persistent_buffers_set}
+    tensors |= {n: t for n, t in module._buffers.items() if n not in left_out}
+    if isinstance(module, StochasticLayer):
+        tensors["weight"] = module.weight.mean_and_scale()[1]
+    return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
+
+
 def _describe_layer(module: Any) -> tuple[dict[str, Any], Tensors]:
     kind = type(module)
+    tensors = stored_tensors(module)
     if isinstance(module, (SparseLinear, SparseConv2d)):
-        blueprint, tensors = _describe_layer(module.dense())
+        blueprint, _ = _describe_layer(module.dense())
         blueprint["kind"] = kind.__name__
         return blueprint, tensors
-    tensors = {n: t for n, t in module.state_dict().items() if n != "num_batches_tracked"}
-    blueprint: dict[str, Any] = {"kind": _name(kind, _LAYERS)}
+    blueprint: dict[str, Any] = {"kind": name_in(_LAYERS, kind)}
     if kind in (SelectInputs, UnitScale):
         return blueprint, tensors
     if isinstance(module, nn.RNNBase):  # Its signature says *args.
@@ -117,11 +133,10 @@ def _describe_variance_layer(layer: Any, prefix: str) -> tuple[dict[str, Any], T
             "compress the model first, or use zm.save."
         )
     blueprint, _ = _describe_layer(layer.plain_twin())
-    blueprint["kind"] = _name(type(layer), _VARIANCE_LAYERS)
-    blueprint["arguments"]["noise"] = _name(layer.weight.noise, NOISES)
-    blueprint["arguments"]["sampler"] = _name(layer.sampler, SAMPLERS)
-    tensors = {"weight": layer.weight.mean_and_scale()[1].detach(), "bias": layer.bias}
-    return blueprint, {prefix + n: t.detach() for n, t in tensors.items() if t is not None}
+    blueprint["kind"] = name_in(_VARIANCE_LAYERS, type(layer))
+    blueprint["arguments"]["noise"] = name_in(NOISES, layer.weight.noise)
+    blueprint["arguments"]["sampler"] = name_in(SAMPLERS, layer.sampler)
+    return blueprint, {prefix + name: tensor for name, tensor in stored_tensors(layer).items()}
 
 
 def _build_layer(kind: str, arguments: dict[str, Any], tensors: Tensors) -> nn.Module:
@@ -154,98 +169,21 @@ def _zero_mean_with(noise: Any) -> Any:
     return lambda shape, **options: ZeroMean(shape, noise=noise, **options)
 
 
+def _attributes(network: fx.GraphModule) -> Tensors:
+    """The tensors that the forward function reads itself."""
+    names = [str(node.target) for node in network.graph.nodes if node.op == "get_attr"]
+    return {name: operator.attrgetter(name)(network).detach() for name in names}
+
+
 def _children(network: fx.GraphModule) -> dict[str, nn.Module]:
     called = [n.target for n in network.graph.nodes if n.op == "call_module"]
     return {str(name): network.get_submodule(str(name)) for name in called}
 
 
-def _describe_node(node: fx.Node) -> list[Any]:
-    target: Any = node.target
-    if node.op == "get_attr":
-        raise ValueError(
-            f"A file cannot describe a network whose forward function reads the attribute {target}."
-        )
-    if node.op == "call_function":
-        target = _name(target, _FUNCTIONS)
-    elif node.op == "call_method" and target not in _METHODS:
-        _name(target, {})
-    return [node.op, node.name, target, _to_json(node.args), _to_json(node.kwargs)]
-
-
-def _build_graph(nodes: list[list[Any]]) -> fx.Graph:
-    graph = fx.Graph()
-    built: dict[str, fx.Node] = {}
-    for op, name, target, args, kwargs in nodes:
-        arguments, options = _from_json(args, built), _from_json(kwargs, built)
-        _require_names(op, target, options)
-        if op == "call_function":
-            target = _FUNCTIONS[target]
-        built[name] = graph.create_node(op, target, arguments, options, name)
-    return graph
-
-
-def _require_names(op: str, target: str, options: dict[str, Any]) -> None:
-    """Refuse anything but names where torch.fx writes Python code with what stands in the file."""
-    known = {
-        "placeholder": lambda: _is_name(target.lstrip("*")),
-        "call_module": lambda: re.fullmatch(r"\w+", target),
-        "call_function": lambda: target in _FUNCTIONS,
-        "call_method": lambda: target in _METHODS,
-        "output": lambda: target == "output",
-    }
-    if not known[op]() or not all(map(_is_name, options)):
-        raise ValueError(f"got {op} {target} with {list(options)}")
-
-
-def _is_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, fx.Node):
-        return {"node": value.name}
-    if isinstance(value, slice):
-        return {"slice": [_to_json(v) for v in (value.start, value.stop, value.step)]}
-    if isinstance(value, tuple):
-        return {"tuple": [_to_json(v) for v in value]}
-    if isinstance(value, list):
-        return [_to_json(v) for v in value]
-    if isinstance(value, dict):
-        return {"dict": [[k, _to_json(v)] for k, v in value.items()]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ValueError(f"A file cannot describe the argument {value!r} of a function.")
-
-
-def _from_json(value: Any, nodes: dict[str, fx.Node]) -> Any:
-    if isinstance(value, list):
-        return [_from_json(v, nodes) for v in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "node":
-        return nodes[content]
-    if kind == "dict":
-        return {k: _from_json(v, nodes) for k, v in content}
-    items = [_from_json(v, nodes) for v in content]
-    return {"slice": lambda: slice(*items), "tuple": lambda: tuple(items)}[kind]()
-
-
-def _name(value: Any, registry: dict[str, Any]) -> str:
-    for name, known in registry.items():
-        if value is known:
-            return name
-    called = getattr(value, "__name__", str(value))
-    raise ValueError(
-        f"A file cannot describe {called}, which the forward function or a layer uses; save "
-        "model.state_dict() and build the module in code."
-    )
-
-
 _CONTAINERS: dict[str, Any] = {"Sequential": nn.Sequential, "BatchLast": BatchLast}
 _VARIANCE_LAYERS: dict[str, Any] = {
     f"zeromean.{layer.__name__}": layer
-    for layer in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d)
+    for layer in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
 }
 _LAYERS: dict[str, Any] = {
     layer.__name__: layer
@@ -262,7 +200,11 @@ _LAYERS: dict[str, Any] = {
         nn.BatchNorm1d,
         nn.BatchNorm2d,
         nn.BatchNorm3d,
+        nn.InstanceNorm1d,
+        nn.InstanceNorm2d,
+        nn.InstanceNorm3d,
         nn.LayerNorm,
+        nn.RMSNorm,
         nn.GroupNorm,
         nn.MaxPool1d,
         nn.MaxPool2d,
@@ -273,8 +215,16 @@ _LAYERS: dict[str, Any] = {
         nn.AdaptiveAvgPool1d,
         nn.AdaptiveAvgPool2d,
         nn.AdaptiveAvgPool3d,
+        nn.AdaptiveMaxPool1d,
         nn.AdaptiveMaxPool2d,
+        nn.AdaptiveMaxPool3d,
         nn.Upsample,
+        nn.UpsamplingNearest2d,
+        nn.UpsamplingBilinear2d,
+        nn.PixelShuffle,
+        nn.ZeroPad2d,
+        nn.ReflectionPad2d,
+        nn.ReplicationPad2d,
         nn.Flatten,
         nn.Unflatten,
         nn.Softmax,
@@ -285,6 +235,7 @@ _LAYERS: dict[str, Any] = {
         SparseLinear,
         SparseConv2d,
         SelectInputs,
+        RequireDim,
         UnitScale,
     )
 }
@@ -297,38 +248,3 @@ _RECURRENT = (
     "dropout",
     "bidirectional",
 )
-_FUNCTIONS: dict[str, Any] = {
-    "add": operator.add,
-    "iadd": operator.iadd,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "getitem": operator.getitem,
-    "torch.add": torch.add,
-    "torch.mul": torch.mul,
-    "torch.cat": torch.cat,
-    "torch.stack": torch.stack,
-    "torch.flatten": torch.flatten,
-    "torch.mean": torch.mean,
-    "torch.softmax": torch.softmax,
-    "F.softmax": F.softmax,
-    "F.log_softmax": F.log_softmax,
-    "F.interpolate": F.interpolate,
-    "F.pad": F.pad,
-}
-_METHODS = {
-    "add",
-    "chunk",
-    "flatten",
-    "mean",
-    "mul",
-    "permute",
-    "reshape",
-    "size",
-    "softmax",
-    "squeeze",
-    "sum",
-    "transpose",
-    "unsqueeze",
-    "view",
-}

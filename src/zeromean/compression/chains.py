@@ -7,19 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from zeromean.compression.adapters import SelectInputs
 from zeromean.compression.batch_last import BatchLast
-from zeromean.compression.flow import taps
-from zeromean.compression.graph import (
-    POINTWISE,
-    Role,
-    has_hooks,
-    insert_,
-    layer_of,
-    replace_node_,
-    role_of,
-)
+from zeromean.compression.graph import has_hooks, insert_, layer_of, replace_node_
+from zeromean.compression.reading import taps
+from zeromean.compression.recurrence import inputs_read, recurrent_with_inputs
 from zeromean.compression.resizing import with_units
-from zeromean.compression.sparse_layers import SelectInputs, SparseConv2d, SparseLinear, is_simple
+from zeromean.compression.roles import Role, is_pointwise, role_of
+from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear, is_simple
 from zeromean.layers import Linear
 
 # Rules from measurements on one thread, for batches from 1 to 256.
@@ -33,14 +28,13 @@ _WORTH_SELECTING = 1 / 4  # smallest part of the inputs that nobody reads
 def choose_layers_(network: fx.GraphModule) -> None:
     """Make layers sparse where that is faster, and select inputs in front of the dense ones."""
     for node in list(network.graph.nodes):
-        if role_of(network, node) is not Role.AFFINE:
-            continue
-        layer = layer_of(network, node)
-        twin = sparse_twin(layer)
-        if twin is not layer:
-            replace_node_(network, node, twin)
-        elif isinstance(layer, (nn.Linear, Linear)):
-            _select_inputs_(network, node, layer)
+        role, layer = role_of(network, node), layer_of(network, node)
+        if role is Role.RECURRENT:
+            read = inputs_read(layer)
+            if _pays_to_select(read):
+                _select_inputs_(network, node, read, recurrent_with_inputs(layer, read))
+        elif role is Role.AFFINE:
+            _choose_affine_(network, node, layer)
 
 
 def sparse_twin(layer: Any) -> Any:
@@ -96,7 +90,7 @@ def _chain_from(network: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
             break
         if images and _is_flatten(layer):
             images = False
-        elif not (type(layer) in POINTWISE or _fits(layer, images)):
+        elif not (is_pointwise(layer) or _fits(layer, images)):
             break
         chain.append(user)
     return chain
@@ -112,20 +106,39 @@ def _fits(layer: Any, images: bool) -> bool:
 
 
 def _join_(network: fx.GraphModule, chain: list[fx.Node], modules: list[Any]) -> None:
-    steps = [SparseConv2d(m) if type(m) is nn.Conv2d else m for m in modules]
-    chain[-1].replace_all_uses_with(insert_(network, chain[0], BatchLast(*steps)))
+    steps = {
+        node.meta.get("name", node.name): SparseConv2d(m) if type(m) is nn.Conv2d else m
+        for node, m in zip(chain, modules, strict=True)
+    }
+    joined = insert_(network, chain[0], BatchLast(steps))
+    joined.meta["name"] = chain[0].meta.get("name", chain[0].name)
+    chain[-1].replace_all_uses_with(joined)
     for node in reversed(chain):
         network.graph.erase_node(node)
 
 
-def _select_inputs_(network: fx.GraphModule, node: fx.Node, layer: Any) -> None:
-    read = (taps(layer) != 0).any(2).any(0)
-    if not read.any() or (~read).float().mean() < _WORTH_SELECTING:
-        return
-    outputs = torch.ones(len(taps(layer)), dtype=torch.bool, device=read.device)
+def _choose_affine_(network: fx.GraphModule, node: fx.Node, layer: Any) -> None:
+    twin = sparse_twin(layer)
+    if twin is not layer:
+        replace_node_(network, node, twin)
+    elif isinstance(layer, (nn.Linear, Linear)):
+        weight = taps(layer)
+        read = (weight != 0).any(2).any(0)
+        if _pays_to_select(read):
+            outputs = torch.ones(len(weight), dtype=torch.bool, device=read.device)
+            _select_inputs_(network, node, read, with_units(layer, outputs, read))
+
+
+def _pays_to_select(read: Tensor) -> bool:
+    return bool(read.any()) and float((~read).float().mean()) >= _WORTH_SELECTING
+
+
+def _select_inputs_(
+    network: fx.GraphModule, node: fx.Node, read: Tensor, smaller: nn.Module
+) -> None:
     select = insert_(network, node, SelectInputs(read.nonzero().flatten()), "_inputs")
     node.replace_input_with(node.all_input_nodes[0], select)
-    replace_node_(network, node, with_units(layer, outputs, read))
+    replace_node_(network, node, smaller)
 
 
 def _is_flatten(layer: Any) -> bool:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import operator
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import prune as torch_prune
 
+from zeromean.compression.analysis import analyse, graph_of
 from zeromean.compression.chains import choose_layers_, join_chains_, sparse_twin
-from zeromean.compression.flow import foldable, needed, reads, taps, units
-from zeromean.compression.graph import Role, layer_of, replace_node_, role_of
-from zeromean.compression.resizing import norm_with_units, resized, with_units
-from zeromean.compression.tracing import trace
+from zeromean.compression.graph import layer_of
+from zeromean.compression.removal import remove_units_
 from zeromean.convert import replace_modules_, to_deterministic
-from zeromean.dropout import UnitNoise, UnitScale
-from zeromean.layers import StochasticLayer
+from zeromean.dropout import UnitNoise
 from zeromean.monte_carlo import Inputs, as_arguments
 from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Posterior
@@ -35,12 +31,12 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
     """A plain module that predicts what the pruned model predicts with its means, but is smaller.
 
     Layers that predict by their means become plain ones; variance layers stay stochastic, shrunk,
-    with the same distribution of outputs. Units that are constant are removed, through BatchNorm,
-    activations, pooling, flattening and additions, and what they contribute goes into the biases
-    behind them; so are units that nobody reads. BatchNorm and noise on units go into the weights.
-    Linear layers in which at most 1/16 of the weights is left, and convolutions of 2-d images with
-    at most half, are multiplied sparsely. Masks of `torch.nn.utils.prune`, and zeros in
-    deterministic layers, count as pruned.
+    with the same distribution of outputs. Units that are constant are removed, and what they
+    contribute goes into the biases behind them; so are units that nobody reads, also the hidden
+    ones of LSTM and GRU. BatchNorm and noise on units go into the weights. Linear layers in which
+    at most 1/16 of the weights is left, and convolutions of 2-d images with at most half, are
+    multiplied sparsely. Masks of `torch.nn.utils.prune`, and zeros in deterministic layers, count
+    as pruned. `zm.compression_report` says what has become of every layer.
 
     The result is for prediction: BatchNorm has its running statistics, Dropout is gone and the
     parameters ask for no gradient. Where a forward function depends on data, so that torch.fx
@@ -49,14 +45,14 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
     Args:
         model: A pruned model; it is left as it is.
         example_inputs: Inputs on which the result is compared with the model, a tensor, a tuple of
-            positional or a mapping of keyword arguments. Optional arguments of the forward function
-            that are not among them keep their defaults; without any, all of them do.
+            positional or a mapping of keyword arguments. Their shapes tell what a forward function
+            leaves open. Optional arguments of it that are not among them keep their defaults;
+            without any, all of them do.
     """
     _refuse_unpruned(model)
-    plain = _plain_copy(model)
-    given = () if example_inputs is None else _names_of(plain, example_inputs)
+    plain = plain_copy(model)
     try:
-        network = trace(plain, given)
+        network = graph_of(plain, example_inputs)
     except Exception as error:
         warnings.warn(
             f"torch.fx cannot trace the model ({error}), so that its layers are compressed one by "
@@ -65,8 +61,8 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
         )
         compressed = _layer_by_layer(plain)
     else:
-        _fold_scales_(network)
-        _remove_units_(network)
+        found = analyse(network, example_inputs)
+        remove_units_(network, found.units, found.needs)
         choose_layers_(network)
         join_chains_(network)
         compressed = _simplest(network)
@@ -76,17 +72,7 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
     return compressed
 
 
-def _refuse_unpruned(model: nn.Module) -> None:
-    noises = [module for module in model.modules() if isinstance(module, UnitNoise)]
-    total = sparsity(model).total
-    if total.kept == total.weights and all(noise.keep.all() for noise in noises):
-        raise ValueError(
-            "The model has no pruned weights, so that there is nothing to compress; call "
-            "zm.prune_(model) first, or zm.to_deterministic(model) for a plain copy."
-        )
-
-
-def _plain_copy(model: nn.Module) -> nn.Module:
+def plain_copy(model: nn.Module) -> nn.Module:
     """A copy in eval mode, with plain layers in place of all stochastic ones that have means."""
     # torch.nn.utils.prune leaves masked weights behind that deepcopy refuses.
     memo = {
@@ -111,77 +97,14 @@ def _plain_copy(model: nn.Module) -> nn.Module:
     return model
 
 
-def _names_of(model: nn.Module, inputs: Inputs) -> Collection[str]:
-    """The arguments of the forward function that are given."""
-    args, kwargs = as_arguments(inputs)
-    return inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
-
-
-def _fold_scales_(network: fx.GraphModule) -> None:
-    """Take BatchNorm and multipliers of units into the weights before (or behind) them."""
-    for node in list(network.graph.nodes):
-        role, layer = role_of(network, node), layer_of(network, node)
-        if role is Role.NORM:
-            scale = (layer.running_var + layer.eps).rsqrt()
-            scale = scale if layer.weight is None else scale * layer.weight
-            shift = -layer.running_mean * scale
-            shift = shift if layer.bias is None else shift + layer.bias
-            source = _lone_source(node)
-        elif role is Role.SCALE:
-            scale, shift = layer.scale, torch.zeros_like(layer.scale)
-            source = _lone_source(node)
-            while source is not None and (scale >= 0).all() and _is_homogeneous(network, source):
-                source = _lone_source(source)
-        else:
-            continue
-        if source is not None and _makes_units(network, source, len(scale)):
-            maker = layer_of(network, source)
-            dim = 1 if getattr(maker, "transposed", False) else 0
-            bias = shift if maker.bias is None else shift + scale * maker.bias
-            weight = _times(maker.weight, scale, dim)
-            replace_node_(network, node, None)
-            replace_node_(network, source, resized(maker, weight, bias))
-        elif role is Role.SCALE:
-            _fold_forward_(network, node, scale)
-
-
-def _fold_forward_(network: fx.GraphModule, node: fx.Node, scale: Tensor) -> None:
-    known = units(network)
-    layers = {user: layer_of(network, user) for user in node.users}
-    for user, layer in layers.items():
-        if role_of(network, user) is not Role.AFFINE or isinstance(layer, StochasticLayer):
-            return
-        if node not in known or not reads(layer, known[node]):
-            return
-    for user, layer in layers.items():
-        dim = 0 if getattr(layer, "transposed", False) else 1
-        weight = _times(layer.weight, scale, dim)
-        replace_node_(network, user, resized(layer, weight, layer.bias))
-    replace_node_(network, node, None)
-
-
-def _remove_units_(network: fx.GraphModule) -> None:
-    known = units(network)
-    need = needed(network, known)
-    smaller: dict[fx.Node, nn.Module] = {}
-    for node in need:
-        role, layer, keep = role_of(network, node), layer_of(network, node), need[node]
-        if role is Role.AFFINE:
-            source = node.all_input_nodes[0]
-            if reads(layer, known.get(source)):
-                kept_inputs, folded = need[source], foldable(layer, known[source])
-                folded &= ~kept_inputs
-                values = known[source].constants[folded]
-                extra = taps(layer)[:, folded].sum(2) @ values
-            else:
-                kept_inputs, extra = None, None
-            smaller[node] = with_units(layer, keep, kept_inputs, extra)
-        elif role is Role.NORM and not keep.all():
-            smaller[node] = norm_with_units(layer, keep)
-        elif role is Role.SCALE:
-            smaller[node] = UnitScale(layer.scale[keep])
-    for node, module in smaller.items():
-        replace_node_(network, node, module)
+def _refuse_unpruned(model: nn.Module) -> None:
+    noises = [module for module in model.modules() if isinstance(module, UnitNoise)]
+    total = sparsity(model).total
+    if total.kept == total.weights and all(noise.keep.all() for noise in noises):
+        raise ValueError(
+            "The model has no pruned weights, so that there is nothing to compress; call "
+            "zm.prune_(model) first, or zm.to_deterministic(model) for a plain copy."
+        )
 
 
 def _layer_by_layer(model: nn.Module) -> nn.Module:
@@ -206,16 +129,18 @@ def _simplest(network: fx.GraphModule) -> nn.Module:
     for node in network.graph.nodes:
         if node.op == "call_module":
             # In the order of the graph, under the names that the layers had.
-            name = node.target.replace(".", "_").rstrip("_")
-            while name in modules and modules[name] is not layer_of(network, node):
-                name = f"{name}_"
-            modules[name] = layer_of(network, node)
+            layer = layer_of(network, node)
+            name = node.meta.get("name", node.target)
+            while name in modules and modules[name] is not layer:
+                name += "_"
+            modules[name] = layer
             node.meta["name"] = name
     if _is_chain(network.graph):
         layers = list(modules.values())
         return layers[0] if len(layers) == 1 else nn.Sequential(OrderedDict(modules))
     for node in network.graph.nodes:
-        node.target = node.meta.get("name", node.target)
+        if node.op == "call_module":
+            node.target = node.meta["name"]
     attributes = {
         node.target: operator.attrgetter(node.target)(network)
         for node in network.graph.nodes
@@ -265,28 +190,3 @@ def _precision(model: nn.Module) -> float:
     """The largest relative rounding error of a parameter."""
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
-
-
-def _makes_units(network: fx.GraphModule, node: fx.Node, number: int) -> bool:
-    layer = layer_of(network, node)
-    plain = role_of(network, node) is Role.AFFINE and not isinstance(layer, StochasticLayer)
-    return plain and len(taps(layer)) == number
-
-
-def _lone_source(node: fx.Node) -> fx.Node | None:
-    """The node that a node reads, if nothing else reads it."""
-    source = node.all_input_nodes[0]
-    return source if len(source.users) == 1 else None
-
-
-def _is_homogeneous(network: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a positive multiplier of a unit may as well stand in front."""
-    if type(layer_of(network, node)) in (nn.ReLU, nn.LeakyReLU):
-        return True
-    return role_of(network, node) in (Role.MAX_POOL, Role.AVERAGE_POOL)
-
-
-def _times(weight: Tensor, scale: Tensor, dim: int) -> Tensor:
-    shape = [1] * weight.dim()
-    shape[dim] = -1
-    return (weight * scale.to(weight.dtype).view(shape)).detach()

@@ -1,36 +1,11 @@
-"""A network as a graph of modules, and what each of them does to the units that pass through it."""
+"""A network as a graph of modules: looking at its nodes and changing them."""
 
 from __future__ import annotations
 
-import operator
-from enum import Enum, auto
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-
-from zeromean.dropout import UnitScale
-from zeromean.layers import Embedding, StochasticLayer
-
-
-class Role(Enum):
-    """What a node does to the units of its input."""
-
-    AFFINE = auto()
-    """A linear layer or a convolution: makes units of its own."""
-    POINTWISE = auto()
-    NORM = auto()
-    """BatchNorm with running statistics."""
-    SCALE = auto()
-    """A multiplier for each unit."""
-    MAX_POOL = auto()
-    AVERAGE_POOL = auto()
-    FLATTEN = auto()
-    """(N, C, *) to (N, F): every unit becomes as many as it has positions."""
-    ADD = auto()
-    OTHER = auto()
-    """Unknown: reads everything and tells nothing."""
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -43,118 +18,81 @@ def layer_of(network: fx.GraphModule, node: fx.Node) -> Any:
     return network.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def role_of(network: fx.GraphModule, node: fx.Node) -> Role:
+def obstacle(network: fx.GraphModule, node: fx.Node) -> str | None:
+    """Why the module of a node must stay as it is, whatever it does."""
     layer = layer_of(network, node)
-    if node.kwargs:
-        return Role.OTHER
-    if layer is None:
-        adds = node.target in _ADDITIONS and len(node.all_input_nodes) == len(node.args) == 2
-        return Role.ADD if adds else Role.OTHER
-    if len(node.all_input_nodes) != 1 or len(node.args) != 1:
-        return Role.OTHER
     if has_hooks(layer):
-        return Role.OTHER
+        return "it has hooks"
     if node.meta.get("called_again") and any(True for _ in layer.parameters()):
-        return Role.OTHER  # Its inputs may differ in what is constant, and in who reads its output.
-    if is_affine(layer):
-        return Role.AFFINE
-    if type(layer) in POINTWISE:
-        return Role.POINTWISE
-    if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
-        return Role.NORM
-    if isinstance(layer, UnitScale):
-        return Role.SCALE
-    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-        return Role.FLATTEN
-    if type(layer) in _MAX_POOLS and not layer.return_indices:
-        return Role.MAX_POOL
-    return Role.AVERAGE_POOL if type(layer) in _AVERAGE_POOLS else Role.OTHER
-
-
-def is_affine(layer: Any) -> bool:
-    """Whether a layer has units: a Linear or convolution, plain or with zero means."""
-    if isinstance(layer, StochasticLayer):
-        known = not isinstance(layer, Embedding) and not layer.weight.has_mean
-    else:
-        known = type(layer) in _AFFINE
-    return known and getattr(layer, "groups", 1) == 1
-
-
-def features_behind(network: fx.GraphModule, node: fx.Node) -> int | None:
-    """How many features a Linear layer further on says that a node has."""
-    for user in node.users:
-        role, layer = role_of(network, user), layer_of(network, user)
-        if role is Role.AFFINE:
-            return getattr(layer, "in_features", None)
-        if role is Role.NORM:
-            return layer.num_features
-        if role is Role.SCALE:
-            return layer.scale.numel()
-        if role is Role.POINTWISE:
-            features = features_behind(network, user)
-            if features is not None:
-                return features
+        # Its inputs may differ in what is constant, and in who reads its output.
+        return "it is called more than once"
+    if node.kwargs or len(node.args) != 1 or len(node.all_input_nodes) != 1:
+        return "it is called with more than one argument"
     return None
 
 
-def replace_node_(network: fx.GraphModule, node: fx.Node, module: nn.Module | None) -> None:
-    """Let a node call another module on its input, or (None) pass its input on."""
+def lone_source(node: fx.Node) -> fx.Node | None:
+    """The node that a node reads, if nothing else reads it."""
     source = node.all_input_nodes[0]
+    return source if len(source.users) == 1 else None
+
+
+def replace_node_(network: fx.GraphModule, node: fx.Node, module: nn.Module | None) -> fx.Node:
+    """Let a node call another module on its input, or (None) pass its input on."""
     if module is None:
-        node.replace_all_uses_with(source)
+        new = node.all_input_nodes[0]
     else:
-        node.replace_all_uses_with(insert_(network, node, module))
+        new = insert_(network, node, module)
+        new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
     network.graph.erase_node(node)
+    return new
 
 
 def insert_(
     network: fx.GraphModule, before: fx.Node, module: nn.Module, suffix: str = ""
 ) -> fx.Node:
     """Let a new node in front of another one call a module on the same input."""
-    name = str(before.target) if before.op == "call_module" else before.name
-    name = name.replace(".", "_").rstrip("_") + suffix
-    while hasattr(network, name):
-        name = f"{name}_"
-    network.add_module(name, module)
+    target = _add_module_(network, before, module, suffix)
     with network.graph.inserting_before(before):
-        return network.graph.call_module(name, (before.all_input_nodes[0],))
+        return network.graph.call_module(target, (before.all_input_nodes[0],))
 
 
-POINTWISE = {
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.LogSigmoid,
-}
-_AFFINE = {
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-}
-_MAX_POOLS = {nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d}
-_AVERAGE_POOLS = {
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-}
-_ADDITIONS = {operator.add, torch.add, "add", "add_"}
+def insert_behind_(
+    network: fx.GraphModule, node: fx.Node, module: nn.Module, suffix: str
+) -> fx.Node:
+    """Let a new node call a module on the output of a node, for all that read it."""
+    target = _add_module_(network, node, module, suffix)
+    inputs = [n for n in network.graph.nodes if n.op == "placeholder"]
+    with network.graph.inserting_after(inputs[-1] if node in inputs else node):
+        new = network.graph.call_module(target, (node,))
+    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    return new
+
+
+def name_nodes_(network: fx.GraphModule, layers: Mapping[str, str]) -> None:
+    """Note for every node which layer it calls, and what the module is called in the end.
+
+    Args:
+        layers: What layers are called that have another name here than in the model.
+    """
+    names: dict[str, str] = {}
+    for node in network.graph.nodes:
+        node.meta["name"] = node.name
+        if node.op == "call_module":
+            if node.target not in names:
+                name = node.target.replace(".", "_").rstrip("_")
+                while name in names.values():
+                    name += "_"
+                names[node.target] = name
+            layer = layers.get(node.target, node.target)
+            node.meta |= {"layer": layer, "name": names[node.target]}
+
+
+def _add_module_(network: fx.GraphModule, node: fx.Node, module: nn.Module, suffix: str) -> str:
+    name = node.meta.get("name", node.name) + suffix
+    taken = {other.meta.get("name") for other in network.graph.nodes}
+    while hasattr(network, name) or name in taken:
+        name += "_"
+    network.add_module(name, module)
+    return name

@@ -6,25 +6,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zeromean.layers import Linear, StochasticLayer
+from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.posteriors import ZeroMean
 
 
-def resized(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
+def resized(layer: Any, weight: Tensor, bias: Tensor | None, groups: int | None = None) -> Any:
     """A layer like another one, with a weight (for a variance layer, a scale) of another shape."""
-    transposed = getattr(layer, "transposed", False)
-    outputs, inputs = (weight.shape[1], weight.shape[0]) if transposed else weight.shape[:2]
-    options: dict[str, Any] = {"bias": bias is not None, "device": "meta"}
-    if not isinstance(layer, (nn.Linear, Linear)):
-        names = ["kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"]
-        names += ["output_padding"] if transposed else []
-        options.update({name: getattr(layer, name) for name in names})
+    options: dict[str, Any] = {"device": "meta"}
+    if isinstance(layer, (nn.Embedding, Embedding)):
+        sizes = tuple(weight.shape)
+        options["padding_idx"] = layer.padding_idx
+    else:
+        outputs, inputs = weight.shape[:2]
+        options["bias"] = bias is not None
+        if not isinstance(layer, (nn.Linear, Linear)):
+            groups = int(layer.groups if groups is None else groups)
+            names = ["kernel_size", "stride", "padding", "dilation", "padding_mode"]
+            names += ["output_padding"] if layer.transposed else []
+            options.update({name: getattr(layer, name) for name in names}, groups=groups)
+            inputs *= groups
+            if layer.transposed:
+                outputs, inputs = weight.shape[1] * groups, weight.shape[0]
+        sizes = (inputs, outputs)
     if isinstance(layer, StochasticLayer):
         options.update(prior=None, sampler=layer.sampler)
         posterior = layer.weight
         options["posterior"] = lambda shape, **o: ZeroMean(shape, noise=posterior.noise, **o)
     kind: Any = type(layer)
-    new = kind(inputs, outputs, **options)
+    new = kind(*sizes, **options)
     if isinstance(layer, StochasticLayer):
         new.weight.scale = nn.Parameter(weight, requires_grad=False)
     else:
@@ -38,10 +47,7 @@ def with_units(
     layer: Any, outputs: Tensor, inputs: Tensor | None = None, extra: Tensor | None = None
 ) -> nn.Module:
     """The layer with some of its units, and something added to their bias."""
-    if isinstance(layer, StochasticLayer):
-        weight = layer.weight.mean_and_scale()[1]
-    else:
-        weight = layer.weight
+    weight = _weight(layer)
     bias = None if layer.bias is None else layer.bias[outputs]
     if extra is not None and extra.any() and not isinstance(layer, StochasticLayer):
         bias = extra[outputs] if bias is None else bias + extra[outputs]
@@ -50,6 +56,19 @@ def with_units(
     else:
         weight = weight[outputs] if inputs is None else weight[outputs][:, inputs]
     return resized(layer, weight.detach().clone(), bias)
+
+
+def depthwise_with_units(layer: Any, outputs: Tensor) -> nn.Module:
+    """A convolution of every channel by itself, for some channels."""
+    bias = None if layer.bias is None else layer.bias[outputs]
+    repeats = layer.out_channels // layer.in_channels
+    weight = _weight(layer)[outputs].detach().clone()
+    return resized(layer, weight, bias, groups=len(weight) // repeats)
+
+
+def embedding_with_units(layer: Any, keep: Tensor) -> nn.Module:
+    """An embedding with some of its columns."""
+    return resized(layer, _weight(layer)[:, keep].detach().clone(), None)
 
 
 def norm_with_units(norm: Any, keep: Tensor) -> nn.Module:
@@ -62,3 +81,10 @@ def norm_with_units(norm: Any, keep: Tensor) -> nn.Module:
     }
     small.load_state_dict(state)
     return small.eval()
+
+
+def _weight(layer: Any) -> Tensor:
+    """The weight of a layer; for a variance layer, its scale."""
+    if isinstance(layer, StochasticLayer):
+        return layer.weight.mean_and_scale()[1]
+    return layer.weight

@@ -40,5 +40,14 @@ def pays(tensor: Tensor) -> bool:
     """Whether the code is shorter than the tensor."""
     if not tensor.is_floating_point() or tensor.dim() < 2:
         return False
+    return _coded_size(tensor) < tensor.nbytes
+
+
+def size(tensor: Tensor) -> int:
+    """Bytes of a tensor, coded where that pays."""
+    return _coded_size(tensor) if pays(tensor) else tensor.nbytes
+
+
+def _coded_size(tensor: Tensor) -> int:
     values, steps = encode(tensor)
-    return values.nbytes + steps.nbytes < tensor.nbytes
+    return values.nbytes + steps.nbytes

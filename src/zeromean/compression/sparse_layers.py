@@ -61,6 +61,7 @@ class SparseLinear(nn.Module):
         self._derive()
 
     def forward(self, input: Tensor) -> Tensor:
+        require_features(input.shape[-1], self.in_features)
         if torch._C._are_functorch_transforms_active() or _is_autocast():
             # vmap has no rule for embedding_bag, and autocast none for the types of its arguments.
             return F.linear(input, self.weight(), self.bias)
@@ -253,20 +254,10 @@ class _Products(NamedTuple):
     values: Tensor
 
 
-class SelectInputs(nn.Module):
-    """Pick features: `(*, all)` to `(*, some)`."""
-
-    indices: Tensor
-
-    def __init__(self, indices: Tensor):
-        super().__init__()
-        self.register_buffer("indices", indices)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input.index_select(-1, self.indices)
-
-    def extra_repr(self) -> str:
-        return str(self.indices.numel())
+def require_features(number: int, wanted: int) -> None:
+    """A sparse product would not notice that there are more inputs than weights for them."""
+    if number != wanted:
+        raise ValueError(f"A sparse layer needs {wanted} features, got {number}.")
 
 
 def is_traced() -> bool:
