@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+import zeromean as zm
 from zeromean import experiments
 from zeromean.experiments import fig1, lenet, records, runner, small_networks, theorem1
 from zeromean.experiments.run_log import RunLog
@@ -187,3 +188,15 @@ def test_impossible_options_are_refused(name, change, message, tmp_path):
     place = runner.Place(runs=tmp_path, progress=False)
     with pytest.raises(ValueError, match=message):
         runner.run_experiment(name, config, place=place)
+
+
+def test_logits_behind_an_antisymmetric_variance_layer_are_as_likely_as_their_negatives():
+    """Why one sample of Table 3's network without a shift is right half of the time at best."""
+    torch.manual_seed(0)
+    model = lenet.Network(layers=("dense1",), activation="Tanh", bias=False).build().eval()
+    images = torch.rand(6, 1, 28, 28)
+    noise = zm.draw_noise(model)
+    with torch.no_grad(), zm.held_noise(model, noise):
+        logits = model(images)
+    with torch.no_grad(), zm.held_noise(model, {n: -e for n, e in noise.items()}):
+        torch.testing.assert_close(model(images), -logits)

@@ -11,54 +11,77 @@ from zeromean.experiments.claims import Claim
 from zeromean.experiments.figure import bars
 from zeromean.experiments.run_log import RunLog
 
-TITLE = "Table 3: antisymmetric networks (tanh, no biases) with variance layers"
+TITLE = "Table 3: tanh networks without biases, with variance layers"
 SOURCE = "Neklyudov et al. (2019), Appendix C"
 NEEDS: tuple[str, ...] = ("mnist",)
 LAYERS = {"none": (), "conv2": ("conv2",), "dense1": ("dense1",), "both": ("conv2", "dense1")}
+# No layer has a bias; the shift of BatchNorm is one all the same.
+STRICT = {"dense1, no shift": ("dense1",), "both, no shift": ("conv2", "dense1")}
 PAPER = {  # one sample, averaged
     "none": (99.4, 99.4),
     "conv2": (98.8, 99.4),
     "dense1": (98.8, 99.2),
     "both": (93.2, 97.5),
 }
+NOTES = (
+    "The paper's networks have “only tanh non-linearities and no biases”, so that the activations "
+    "behind a variance layer have a mean of exactly zero, and it reports 98.8% for one sample with "
+    "dense1 a variance layer. Taken to the letter that is impossible. The noise ε of dense1 and −ε "
+    "are equally likely, BatchNorm without a shift, tanh and a last layer without a bias are "
+    "antisymmetric, so the logits l and −l are equally likely too. The right class would have to "
+    "be the largest of the one and the largest of the other: the accuracy of one sample is at most "
+    "50% for every image. (Averages over samples can do better.) Behind conv2 nothing of the kind "
+    "follows, as max-pooling is not antisymmetric.",
+    "What the paper reports is reached where BatchNorm keeps its learned shift, which is how we "
+    "read its “no biases”: that of the layers. The rows without the shift are ours.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(lenet.Settings):
-    """Four networks that differ by their variance layers."""
+    """Networks that differ by their variance layers, and by whether BatchNorm shifts."""
 
-    epochs: int = 40
+    epochs: int = 25
     """Passes over the training set. The paper has 200; the accuracies have their plateau before."""
-    batchnorm: bool = True
-    """BatchNorm without its affine map. Without it the networks are antisymmetric to the letter,
-    but lose the scale of what follows a variance layer."""
 
 
 QUICK = Config(**lenet.QUICK)
 SMOKE = Config(**lenet.SMOKE)
 CLAIMS = [
-    Claim(
-        f"{name}.{metric}",
-        value,
-        "Table 3",
-        0.15,
-        "at least",
-        f"variance layers: {name}; {how}",
-        "%",
-    )
-    for name, row in PAPER.items()
-    for metric, how, value in zip(
-        ("accuracy_1", "accuracy_averaged"), ("one sample", "averaged"), row, strict=True
-    )
+    *(
+        Claim(
+            f"{name}.{metric}",
+            value,
+            "Table 3",
+            0.15,
+            "at least",
+            f"variance layers: {name}; {how}",
+            "%",
+        )
+        for name, row in PAPER.items()
+        for metric, how, value in zip(
+            ("accuracy_1", "accuracy_averaged"), ("one sample", "averaged"), row, strict=True
+        )
+    ),
+    *(
+        Claim(
+            f"{name}.accuracy_1",
+            50.0,
+            "symmetry, see the note",
+            1.5,  # Three standard errors of 10,000 images.
+            "at most",
+            f"variance layers: {name}; one sample",
+            "%",
+        )
+        for name in STRICT
+    ),
 ]
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
     networks = {
-        name: lenet.Network(
-            layers=layers, activation="Tanh", bias=False, batchnorm=config.batchnorm
-        )
-        for name, layers in LAYERS.items()
+        name: lenet.Network(layers=layers, activation="Tanh", bias=name not in STRICT)
+        for name, layers in {**LAYERS, **STRICT}.items()
     }
     return lenet.compare(networks, config, log)
 
