@@ -114,7 +114,7 @@ def _measure(
     assert saved.ratio is not None
     assert onnx.ratio is not None
     speed = {
-        f"batch_{batch}": _times_faster(compressed, dense, test.images[:batch], repeats)
+        f"batch_{batch}": times_faster(compressed, dense, test.images[:batch], repeats)
         for batch in batches
     }
     return {
@@ -130,7 +130,7 @@ def _measure(
 
 
 @torch.inference_mode()
-def _times_faster(compressed: nn.Module, dense: nn.Module, inputs: Tensor, repeats: int) -> float:
+def times_faster(compressed: nn.Module, dense: nn.Module, inputs: Tensor, repeats: int) -> float:
     """Median ratio of CPU times on one thread, the two in turn."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

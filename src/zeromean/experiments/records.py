@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from zeromean import experiments
 from zeromean.experiments import runner
-from zeromean.experiments.run_log import replace_text, to_json
+from zeromean.experiments.run_log import plain, replace_text, to_json
 
 # The report shows the runs of one size, the best there is.
 SIZES = ("full", "custom", "quick", "smoke")
@@ -95,14 +96,22 @@ def _finished(name: str, runs: Path) -> Iterator[dict[str, Any]]:
         done = runner.read_json(path)
         yield {
             "digest": digest,
-            "size": sizes.get(digest, "custom"),
+            "size": sizes.get(_digest_today(experiment, identity["config"]), "custom"),
             "config": identity["config"],
             "seed": identity["config"]["seed"],
             "command": done["command"],
             "seconds": done["duration"],
+            "from_scratch": not done.get("reused", done.get("resumed", False)),
             "environment": {**done["environment"], "commit": done["commit"] or "unknown"},
             "metrics": done["metrics"],
         }
+
+
+def _digest_today(experiment: experiments.Experiment, config: Mapping[str, Any]) -> str:
+    """The digest of a run's configuration; fields that came later had their defaults then."""
+    fields = {**plain(dataclasses.asdict(experiment.Config())), **config}
+    fields.pop("seed")
+    return runner.digest_of(fields)
 
 
 def _with_short_lists(text: str) -> str:

@@ -26,6 +26,9 @@ class RunLog:
         data_dir: Where the data sets are; None leaves it to `zeromean.data`.
         models: Folder of trained networks that experiments share; default: inside `folder`.
         progress: Whether to print what is going on.
+
+    Attributes:
+        reused: Whether something was there already, from this run or from another experiment.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class RunLog:
         self.data_dir = data_dir
         self.models = models or folder / "models"
         self.progress = progress
+        self.reused = False
+        self._asked_for: set[str] = set()
         self._said = 0
         path = folder / "metrics.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -88,6 +93,7 @@ class RunLog:
         ends with the same numbers. The result must be plain: numbers, strings, lists, dicts.
         """
         path = self.folder / "stages" / f"{stage}.json"
+        self.note_origin(f"stage {stage}", was_there=path.exists())
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
         self.say(stage)
@@ -96,6 +102,11 @@ class RunLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, result)
         return result
+
+    def note_origin(self, name: str, *, was_there: bool) -> None:
+        """Say, when a part of the work is first asked for, whether it was done before this run."""
+        self.reused |= was_there and name not in self._asked_for
+        self._asked_for.add(name)
 
     def seed_everything(self, stage: str) -> None:
         """Seed torch by the run's seed and a name."""

@@ -111,6 +111,8 @@ def run_one(name: str, config: Any, place: Place) -> Path:
             "command": command(name, config),
             "duration": round(time.monotonic() - started, 1),
             "resumed": resumed,
+            # Then the duration is not that of everything.
+            "reused": resumed or log.reused,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "commit": commit(),
             "environment": environment(),

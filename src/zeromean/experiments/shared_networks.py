@@ -57,6 +57,7 @@ def train(
             # Several processes would draw their bars over each other.
             progress=log.progress and multiprocessing.parent_process() is None,
         )
+    log.note_origin(f"network {folder}", was_there=result.resumed_from > 0)
     for row in result.history:
         log.metrics(network=name, **row)
     model.eval()

@@ -136,6 +136,8 @@ def _group(runs: list[Run], claims: list[Claim], first: Run) -> Group:
     runs = sorted(runs, key=lambda run: run.seed)
     total = sum(run.seconds for run in runs)
     each = f", {format_seconds(total / len(runs))} each" if len(runs) > 1 else ""
+    if not all(run.from_scratch for run in runs):
+        each += " (without what had been trained before)"
     return Group(
         rows=[_row(claim, runs) for claim in claims],
         metrics=_metrics(runs),

@@ -37,6 +37,8 @@ class Run:
     seed: int
     metrics: dict[str, Any]
     seconds: float
+    from_scratch: bool
+    """Whether these seconds were all that it took: nothing had been computed before."""
     environment: dict[str, Any]
 
 
@@ -213,11 +215,13 @@ def _record(value: _Value) -> Record:
 def _run(value: _Value) -> Run:
     config = value["config"].object()
     seconds = value["seconds"].number()
+    from_scratch = value.get("from_scratch")
     return Run(
         config={key: setting for key, setting in config.items() if key != "seed"},
         seed=value["seed"].integer(),
         metrics=value["metrics"].object(),
         seconds=seconds,
+        from_scratch=from_scratch.flag() if from_scratch else True,
         environment=value["environment"].object(),
     )
 
