@@ -2,280 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from numbers import Integral as IntegralNumber
 from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, _fit_context
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from zeromean.estimators.dropout_logistic import DropoutPosterior, fit_dropout_logistic
-from zeromean.estimators.evidence_logistic import EvidencePosterior, fit_evidence_logistic
-from zeromean.estimators.logistic import (
-    Features,
-    Integral,
-    Posterior,
-    Scaling,
-    average_probability,
-)
-from zeromean.estimators.moments import Overview
+from zeromean.estimators.ascent import Ascent
+from zeromean.estimators.classification import SparseClassifier
+from zeromean.estimators.dropout_logistic import DropoutPosterior, search_dropout_logistic
+from zeromean.estimators.evidence_logistic import EvidencePosterior, search_evidence_logistic
+from zeromean.estimators.logistic import DataTerm
 from zeromean.estimators.penalty import Array
 from zeromean.estimators.prices import prices_of
-from zeromean.estimators.quadratic import ROUNDING
-from zeromean.estimators.rows import ArrayRows, ChunkRows, DaskRows, Rows, is_dask
-
-# Probabilities of separable classes can underflow.
-TINY = float(np.finfo(np.float64).tiny)
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """One class against the rest."""
-
-    rows: Rows
-    label: Any
-    scaling: Scaling
-    start_intercept: float
-
-
-class _SparseClassifier(ClassifierMixin, BaseEstimator, ABC):
-    """What the two classifiers share: where rows come from, one against the rest, prediction."""
-
-    integration: str
-    n_draws: int
-    fit_intercept: bool
-    max_iter: int
-    tol: float
-    random_state: Any
-
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "integration": [StrOptions({"quadrature", "sampling"})],
-        "n_draws": [Interval(IntegralNumber, 2, None, closed="left")],
-        "fit_intercept": ["boolean"],
-        "max_iter": [Interval(Real, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="neither")],
-        "random_state": ["random_state"],
-    }
-
-    @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y, sample_weight=None):
-        """Fit the model.
-
-        Parameters
-        ----------
-        X : array-like, sparse matrix or dask.array of shape (n_samples, n_features)
-            Rows. A memory map is read in slices; a dask.array is reduced on its own scheduler.
-        y : array-like of shape (n_samples,)
-            Classes.
-        sample_weight : array-like of shape (n_samples,), default=None
-            How many times each row counts.
-
-        Returns
-        -------
-        self : object
-        """
-        if is_dask(X):
-            self.n_features_in_ = X.shape[1]
-            return self._fit(DaskRows(X, y, sample_weight))
-        return self._fit(ArrayRows(*self._validated(X, y, sample_weight, reset=True)))
-
-    @_fit_context(prefer_skip_nested_validation=True)
-    def fit_chunks(self, chunks: Iterable[tuple[Any, ...]] | Callable[[], Iterable]):
-        """Fit the model to rows that never lie in memory together, in several passes.
-
-        Parameters
-        ----------
-        chunks : iterable that can be read again, or function that returns an iterator
-            Of tuples (X, y) or (X, y, sample_weight).
-
-        Returns
-        -------
-        self : object
-        """
-        first = True
-
-        def check(X, y, sample_weight=None):
-            nonlocal first
-            checked = self._validated(X, y, sample_weight, reset=first)
-            first = False
-            return checked
-
-        return self._fit(ChunkRows(chunks, check))
-
-    def decision_function(self, X):
-        """Log-odds of the averaged probabilities.
-
-        Parameters
-        ----------
-        X : array-like or sparse matrix of shape (n_samples, n_features)
-            Rows.
-
-        Returns
-        -------
-        log_odds : ndarray of shape (n_samples,) or (n_samples, n_classes)
-            For two classes, of the second one; otherwise of each class against the rest.
-        """
-        logits = []
-        for mean, variance in self._logits(X):
-            for_it, against = (average_probability(m, variance) for m in (mean, -mean))
-            logits.append(np.log(np.maximum(for_it, TINY)) - np.log(np.maximum(against, TINY)))
-        return logits[0] if len(logits) == 1 else np.stack(logits, axis=1)
-
-    def predict_proba(self, X):
-        """Probabilities, averaged over the posterior of the weights.
-
-        Parameters
-        ----------
-        X : array-like or sparse matrix of shape (n_samples, n_features)
-            Rows.
-
-        Returns
-        -------
-        probabilities : ndarray of shape (n_samples, n_classes)
-            For more than two classes, those of each class against the rest, normalised.
-        """
-        averages = [average_probability(mean, variance) for mean, variance in self._logits(X)]
-        if len(averages) == 1:
-            return np.stack([1 - averages[0], averages[0]], axis=1)
-        probabilities = np.stack(averages, axis=1)
-        return probabilities / probabilities.sum(axis=1, keepdims=True)
-
-    def predict(self, X):
-        """Most probable classes.
-
-        Parameters
-        ----------
-        X : array-like or sparse matrix of shape (n_samples, n_features)
-            Rows.
-
-        Returns
-        -------
-        classes : ndarray of shape (n_samples,)
-        """
-        log_odds = self.decision_function(X)
-        if log_odds.ndim == 1:
-            return self.classes_[(log_odds > 0).astype(int)]
-        return self.classes_[log_odds.argmax(axis=1)]
-
-    def _logits(self, X) -> list[tuple[Array, Array]]:
-        check_is_fitted(self)
-        dtypes = [np.float64, np.float32]
-        X = validate_data(self, X, accept_sparse="csr", dtype=dtypes, reset=False)
-        features = Features(X, self._scaling)
-        return [
-            (
-                features.product(posterior.features, posterior.mean) + posterior.intercept,
-                posterior.logit_variance(features),
-            )
-            for posterior in self._posteriors
-        ]
-
-    def _validated(self, X, y, sample_weight, *, reset: bool):
-        X, y = validate_data(
-            self,
-            X,
-            y,
-            accept_sparse="csr",
-            dtype=[np.float64, np.float32],
-            reset=reset,
-        )
-        check_classification_targets(y)
-        if sample_weight is not None:
-            sample_weight = _check_sample_weight(
-                sample_weight, X, dtype=np.float64, ensure_non_negative=True
-            )
-        return X, y, sample_weight
-
-    def _fit(self, rows: Rows):
-        overview = rows.reduce(Overview.of)
-        if not np.isfinite(overview.square).all():
-            raise ValueError("Input X contains NaN, infinity or a value too large for float64")
-        if overview.count <= 0:
-            raise ValueError("sample_weight must not be zero for every row.")
-        self.classes_ = np.array(sorted(overview.class_weight))
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"{type(self).__name__} needs at least two classes, got one class: "
-                f"{self.classes_[0]}."
-            )
-        self._scaling, varying = self._scaling_of(overview)
-        labels = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
-        results = [
-            self._fit_one(
-                _Problem(rows, label, self._scaling, self._start_intercept(overview, label))
-            )
-            for label in labels.tolist()
-        ]
-        posteriors, bounds, iterations, converged = zip(*results, strict=True)
-        self._set_results(posteriors, bounds, iterations, converged, varying)
-        return self
-
-    def _start_intercept(self, overview: Overview, label: Any) -> float:
-        if not self.fit_intercept:
-            return 0.0
-        share = np.clip(overview.class_weight[label] / overview.count, 1e-9, 1 - 1e-9)
-        return float(np.log(share) - np.log1p(-share))
-
-    def _scaling_of(self, overview: Overview) -> tuple[Scaling, Array]:
-        square, mean = overview.square, overview.mean
-        if not self.fit_intercept:
-            square, mean = square + overview.count * mean**2, np.zeros_like(mean)
-        varying = square > overview.count * (ROUNDING * overview.mean) ** 2
-        # Constant features become zero, and no feature leaves zero without a slope.
-        scale = np.where(varying, np.sqrt(square / overview.count), np.inf)
-        return Scaling(mean, scale), varying
-
-    def _set_results(self, posteriors, bounds, iterations, converged, varying) -> None:
-        if not all(converged):
-            warnings.warn(
-                f"{type(self).__name__} did not converge in max_iter={self.max_iter} iterations; "
-                "raise max_iter or tol.",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
-        shape = (len(posteriors), len(varying))
-        self.coef_, self.log_alpha_ = np.zeros(shape), np.full(shape, np.inf)
-        self._posteriors = [self._keep(p, row) for row, p in enumerate(posteriors)]
-        for row, posterior in enumerate(self._posteriors):
-            scale = self._scaling.scale[posterior.features]
-            self.coef_[row, posterior.features] = posterior.mean / scale
-        intercepts = np.array([posterior.intercept for posterior in self._posteriors])
-        self.intercept_ = intercepts - self.coef_ @ self._scaling.mean
-        self.relevance_ = (self.coef_ != 0).any(axis=0)
-        paths = [np.array(bound) for bound in bounds]
-        self.elbo_ = paths[0] if len(paths) == 1 else paths
-        self.n_iter_ = np.array(iterations)
-
-    def _integral(self) -> Integral:
-        if self.integration == "quadrature":
-            return Integral()
-        seed = int(check_random_state(self.random_state).randint(2**31))
-        return Integral(self.n_draws, seed)
-
-    @abstractmethod
-    def _fit_one(self, problem: _Problem) -> tuple[Posterior, list[float], int, bool]:
-        """The posterior, the path of the bound, iterations, and whether they were enough."""
-
-    @abstractmethod
-    def _keep(self, posterior: Any, row: int) -> Any:
-        """Note what a posterior says about the features, and drop those that are irrelevant."""
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-
-class VariationalDropoutClassifier(_SparseClassifier):
+class VariationalDropoutClassifier(SparseClassifier):
     """Logistic regression by variational dropout: finds the relevant features by itself.
 
     Every weight has a posterior N(w, α w²) and a log-uniform prior; w and α maximise the evidence
@@ -314,7 +56,7 @@ class VariationalDropoutClassifier(_SparseClassifier):
     relevance_ : ndarray of shape (n_features,)
         Whether a feature is relevant to some class.
     elbo_ : ndarray of shape (n_iter_ + 1,), or list of them for each class
-        The lower bound, from the empty model on; it never falls.
+        The lower bound by iteration, from the better of two starts; it never falls.
     n_iter_ : ndarray of shape (1,) or (n_classes,)
         Iterations.
 
@@ -336,7 +78,7 @@ class VariationalDropoutClassifier(_SparseClassifier):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **_SparseClassifier._parameter_constraints,
+        **SparseClassifier._parameter_constraints,
         "threshold": [Interval(Real, None, None, closed="neither")],
     }
 
@@ -359,32 +101,15 @@ class VariationalDropoutClassifier(_SparseClassifier):
         self.tol = tol
         self.random_state = random_state
 
-    def _fit_one(self, problem: _Problem) -> tuple[Posterior, list[float], int, bool]:
-        fit = fit_dropout_logistic(
-            problem.rows,
-            problem.label,
-            problem.scaling,
-            self._integral(),
-            start_intercept=problem.start_intercept,
-            fit_intercept=self.fit_intercept,
-            max_iter=self.max_iter,
-            tol=self.tol,
-        )
-        return fit.posterior, fit.bound, fit.num_iterations, fit.converged
+    def _solve(self, term: DataTerm) -> Ascent[DropoutPosterior]:
+        return search_dropout_logistic(term, max_iter=self.max_iter, tol=self.tol)
 
-    def _keep(self, posterior: DropoutPosterior, row: int) -> DropoutPosterior:
-        log_alpha = 2 * np.log(posterior.std / np.abs(posterior.mean))
-        self.log_alpha_[row, posterior.features] = log_alpha
-        kept = log_alpha < self.threshold
-        return DropoutPosterior(
-            posterior.features[kept],
-            posterior.mean[kept],
-            posterior.std[kept],
-            posterior.intercept,
-        )
+    def _relevant_part(self, posterior: DropoutPosterior) -> tuple[DropoutPosterior, Array]:
+        log_alpha = posterior.log_alpha()
+        return posterior.part(log_alpha < self.threshold), log_alpha
 
 
-class RVMClassifier(_SparseClassifier):
+class RVMClassifier(SparseClassifier):
     """Logistic regression by Gaussian-KL ARD: the relevance vector machine for classification.
 
     Every weight has a prior N(0, 1/α) of its own; the α and a normal posterior with full covariance
@@ -407,7 +132,7 @@ class RVMClassifier(_SparseClassifier):
         Whether to centre features and fit an intercept, which has no prior.
     max_iter : int, default=300
         Iterations, at most.
-    tol : float, default=1e-6
+    tol : float, default=1e-3
         The fit ends when an iteration gains less, in nats.
     random_state : int, RandomState instance or None, default=None
         Of the draws.
@@ -425,7 +150,8 @@ class RVMClassifier(_SparseClassifier):
     relevance_ : ndarray of shape (n_features,)
         Whether a feature is relevant to some class.
     elbo_ : ndarray of shape (n_iter_ + 1,), or list of them for each class
-        The lower bound less the thresholds of the relevant features; it never falls.
+        The lower bound less the thresholds of the relevant features, by iteration, from the better
+        of two starts; it never falls.
     n_iter_ : ndarray of shape (1,) or (n_classes,)
         Iterations.
 
@@ -446,7 +172,7 @@ class RVMClassifier(_SparseClassifier):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **_SparseClassifier._parameter_constraints,
+        **SparseClassifier._parameter_constraints,
         "threshold": [StrOptions({"auto"}), Interval(Real, 0, None, closed="left")],
     }
 
@@ -458,7 +184,7 @@ class RVMClassifier(_SparseClassifier):
         n_draws: int = 100,
         fit_intercept: bool = True,
         max_iter: int = 300,
-        tol: float = 1e-6,
+        tol: float = 1e-3,
         random_state: Any = None,
     ):
         self.threshold = threshold
@@ -469,21 +195,10 @@ class RVMClassifier(_SparseClassifier):
         self.tol = tol
         self.random_state = random_state
 
-    def _fit_one(self, problem: _Problem) -> tuple[Posterior, list[float], int, bool]:
-        fit = fit_evidence_logistic(
-            problem.rows,
-            problem.label,
-            problem.scaling,
-            self._integral(),
-            start_intercept=problem.start_intercept,
-            fit_intercept=self.fit_intercept,
-            prices=prices_of(self.threshold, len(problem.scaling.mean)),
-            max_iter=self.max_iter,
-            tol=self.tol,
-        )
-        return fit.posterior, fit.bound, fit.num_iterations, fit.converged
+    def _solve(self, term: DataTerm) -> Ascent[EvidencePosterior]:
+        prices = prices_of(self.threshold, term.num_varying)
+        return search_evidence_logistic(term, prices=prices, max_iter=self.max_iter, tol=self.tol)
 
-    def _keep(self, posterior: EvidencePosterior, row: int) -> EvidencePosterior:
+    def _relevant_part(self, posterior: EvidencePosterior) -> tuple[EvidencePosterior, Array]:
         scale = self._scaling.scale[posterior.features]
-        self.log_alpha_[row, posterior.features] = np.log(posterior.prior_precision * scale**2)
-        return posterior
+        return posterior, np.log(posterior.prior_precision * scale**2)

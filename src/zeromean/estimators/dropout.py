@@ -14,12 +14,20 @@ objective, the coordinate update, which always does, takes its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
-from zeromean.estimators.penalty import CONVEXIFYING, Array, dropout_penalty
+from zeromean.estimators.noise_term import NoiseTerm
+from zeromean.estimators.penalty import (
+    CONVEXIFYING,
+    CURVATURE_AT_ZERO,
+    Array,
+    Penalty,
+    dropout_penalty,
+)
 from zeromean.estimators.quadratic import Indices, Quadratic
 
 # How far above 1 a standardised gradient has to be for its weight to leave zero.
@@ -29,129 +37,154 @@ HALVINGS = 6
 ROUNDS = 5
 
 
-@dataclass
+@dataclass(frozen=True)
 class Solution:
-    """Weights in units of their standard errors, √ of the noise precision, and the way there."""
+    """Weights in units of their standard errors, with their α, and √ of the noise precision."""
 
     v: Array
+    alpha: Array
     tau: float
-    objective: list[float] = field(default_factory=list)
-    num_iterations: int = 0
-    converged: bool = False
+    objective: list[float]  # by iteration
+    converged: bool
 
-
-@dataclass(frozen=True)
-class NoiseTerm:
-    """-count log τ + ½ τ² square, minimised over τ too where it is not fixed."""
-
-    count: float
-    square: float
-    fixed: bool
-
-    def value(self, tau: float) -> float:
-        return 0.5 * tau**2 * self.square - self.count * float(np.log(tau))
-
-    def best_tau(self, projection: float) -> float:
-        """The optimum for given weights, `projection` being bᵀ v."""
-        root = np.sqrt(projection**2 + 4 * self.count * self.square)
-        return float((projection + root) / (2 * self.square))
+    @property
+    def num_iterations(self) -> int:
+        return len(self.objective) - 1
 
 
 def minimize_dropout(
     quadratic: Quadratic,
     noise: NoiseTerm,
-    solution: Solution,
+    start: Array,
+    tau: float,
     *,
     max_iter: int,
     tol: float,
 ) -> Solution:
-    """Improve a solution in place until an iteration gains less than `tol` nats."""
-    v = solution.v
-    active = np.flatnonzero(v)
-    block, linear = quadratic.block(active, active), quadratic.linear[active]
-    solution.objective.append(_objective(block, linear, noise, v[active], solution.tau))
-    while solution.num_iterations < max_iter:
-        solution.num_iterations += 1
-        before = solution.objective[-1]
-        active = np.flatnonzero(v)
-        gradient = quadratic.product(active, v[active]) - solution.tau * quadratic.linear
-        entering = _entering(v, gradient, len(active))
-        here = (quadratic, noise, active, entering, v, gradient, solution.tau, before)
-        step = _newton_step(*here, damping=0.0)
-        if step is None:
-            steps = [_newton_step(*here, damping=CONVEXIFYING), _coordinate_step(*here)]
+    """Improve weights (and √ noise precision) until an iteration gains less than `tol` nats."""
+    active = np.flatnonzero(start)
+    evaluate = _evaluator(quadratic, noise, active)
+    here = evaluate(start[active], tau)
+    objective = [here.objective]
+    converged = False
+    while len(objective) <= max_iter and not converged:
+        before = here.objective
+        place = _Place.around(quadratic, noise, here)
+        steps = [_newton_step(place, damping=0.0)]
+        if steps[0] is None:
             # The first is better at moving weights to and from zero, the second at large weights.
-            step = min(filter(None, steps), key=lambda step: step[-1], default=None)
-        if step is not None:
-            _take(solution, step)
-        if before - solution.objective[-1] < tol and (step is None or not len(entering)):
-            escape = _escape(quadratic, noise, solution)
-            if escape is None:
-                solution.converged = True
-                break
-            _take(solution, escape)
-    return solution
+            steps = [_newton_step(place, damping=CONVEXIFYING), _coordinate_step(place)]
+        here = min(filter(None, steps), key=lambda step: step.objective, default=here)
+        if before - here.objective < tol and (steps == [None, None] or not place.num_entering):
+            escape = _escape(quadratic, noise, here)
+            converged = escape is None
+            here = escape or here
+        objective.append(here.objective)
+    v, alpha = np.zeros_like(start), np.full_like(start, np.inf)
+    v[here.features], alpha[here.features] = here.values, here.penalty.alpha
+    return Solution(v, alpha, here.tau, objective, converged)
 
 
-Step = tuple[Indices, Array, float, float]
+@dataclass(frozen=True)
+class _Point:
+    """Weights that are not zero, √ of the noise precision, and the objective there."""
+
+    features: Indices
+    values: Array
+    tau: float
+    penalty: Penalty
+    objective: float
 
 
-def _take(solution: Solution, step: Step) -> None:
-    chosen, values, solution.tau, objective = step
-    solution.v[:] = 0
-    solution.v[chosen] = values
-    solution.objective.append(objective)
+def _evaluator(
+    quadratic: Quadratic, noise: NoiseTerm, features: Indices, block: Array | None = None
+) -> Callable[[Array, float], _Point]:
+    """The objective as a function of the weights of some features, and of τ."""
+    block = quadratic.block(features, features) if block is None else block
+    linear = quadratic.linear[features]
+
+    def evaluate(values: Array, tau: float) -> _Point:
+        live = values != 0
+        penalty = dropout_penalty(values[live])
+        fit = 0.5 * values @ block @ values - tau * (linear @ values)
+        objective = float(noise.value(tau) + fit + penalty.value.sum())
+        return _Point(features[live], values[live], tau, penalty, objective)
+
+    return evaluate
 
 
-def _entering(v: Array, gradient: Array, num_active: int) -> Indices:
+@dataclass(frozen=True)
+class _Place:
+    """A point, and what can be seen from it: slopes of weights, those that want to leave zero."""
+
+    quadratic: Quadratic
+    noise: NoiseTerm
+    point: _Point
+    num_entering: int
+    features: Indices  # of the point first, then those entering
+    values: Array
+    gradient: Array  # of the data term
+    block: Array
+    linear: Array
+
+    @classmethod
+    def around(cls, quadratic: Quadratic, noise: NoiseTerm, point: _Point) -> _Place:
+        active = point.features
+        gradient = quadratic.product(active, point.values) - point.tau * quadratic.linear
+        entering = _entering(gradient, active)
+        features = np.concatenate([active, entering])
+        return cls(
+            quadratic,
+            noise,
+            point,
+            len(entering),
+            features,
+            np.concatenate([point.values, np.zeros(len(entering))]),
+            gradient[features],
+            quadratic.block(features, features),
+            quadratic.linear[features],
+        )
+
+
+def _entering(gradient: Array, active: Indices) -> Indices:
     """Zero weights whose gradient exceeds one standard error, the worst first if they are many.
 
     All at once they would explain the same residual many times over.
     """
-    entering = np.flatnonzero((v == 0) & (np.abs(gradient) > 1 + ENTRY_MARGIN))
-    limit = max(FEWEST_ENTRIES, num_active)
+    pull = np.abs(gradient)
+    pull[active] = 0
+    entering = np.flatnonzero(pull > 1 + ENTRY_MARGIN)
+    limit = max(FEWEST_ENTRIES, len(active))
     if len(entering) > limit:
-        worst = np.argpartition(-np.abs(gradient[entering]), limit)[:limit]
-        entering = entering[worst]
+        entering = entering[np.argpartition(-pull[entering], limit)[:limit]]
     return entering
 
 
-def _newton_step(
-    quadratic: Quadratic,
-    noise: NoiseTerm,
-    active: Indices,
-    entering: Indices,
-    v: Array,
-    gradient: Array,
-    tau: float,
-    objective: float,
-    *,
-    damping: float,
-) -> Step | None:
-    chosen = np.concatenate([active, entering])
-    values, linear = v[chosen], quadratic.linear[chosen]
+def _newton_step(place: _Place, *, damping: float) -> _Point | None:
+    point, noise, values = place.point, place.noise, place.values
     # Within one orthant the penalty is smooth.
-    sign = np.where(values != 0, np.sign(values), -np.sign(gradient[chosen]))
-    penalty = dropout_penalty(values)
-    slope = gradient[chosen] + sign * penalty.slope
-    block = quadratic.block(chosen, chosen)
-    hessian = block.copy()
-    diagonal = np.diag_indices_from(hessian)
-    hessian[diagonal] += penalty.curvature + damping
-    direction = _direction(hessian, slope, linear, noise, values, sign, tau)
+    sign = np.where(values != 0, np.sign(values), -np.sign(place.gradient))
+    at_zero = np.ones(place.num_entering)
+    slope = place.gradient + sign * np.concatenate([point.penalty.slope, at_zero])
+    curvature = np.concatenate([point.penalty.curvature, CURVATURE_AT_ZERO * at_zero])
+    hessian = place.block + np.diag(curvature + damping)
+    direction = _direction(hessian, slope, place.linear, noise, values, sign, point.tau)
     if direction is None:
         return None
     move, tau_move = direction
+    evaluate = _evaluator(place.quadratic, noise, place.features, place.block)
+    # Near the optimum, Newton's step is more exact than the objective by which it is judged.
+    allowance = 0.0 if place.num_entering else noise.rounding(point.objective, point.tau**2)
     for halving in range(HALVINGS):
         length = 0.5**halving
         trial = values + length * move
         trial[trial * sign <= 0] = 0
-        trial_tau = tau + length * tau_move
-        if trial_tau <= 0:
-            continue
-        improved = _objective(block, linear, noise, trial, trial_tau)
-        if improved < objective:
-            return chosen, trial, trial_tau, improved
+        tau = point.tau + length * tau_move
+        if tau > 0:
+            step = evaluate(trial, tau)
+            if step.objective < point.objective + allowance:
+                return replace(step, objective=min(step.objective, point.objective))
+        allowance = 0.0
     return None
 
 
@@ -199,48 +232,38 @@ def _direction(
     return move, tau_move
 
 
-def _coordinate_step(
-    quadratic: Quadratic,
-    noise: NoiseTerm,
-    active: Indices,
-    entering: Indices,
-    v: Array,
-    gradient: Array,
-    tau: float,
-    objective: float,
-) -> Step | None:
+def _coordinate_step(place: _Place) -> _Point | None:
     """What cannot fail: one weight enters at its own optimum, else the talk's updates."""
-    if len(entering):
-        first = entering[np.argmax(np.abs(gradient[entering]))]
-        chosen = np.append(active, first)
-        block = quadratic.block(chosen, chosen)
-        values = np.append(v[active], _best_alone(-float(gradient[first]), float(block[-1, -1])))
+    point, noise = place.point, place.noise
+    if place.num_entering:
+        pull = np.abs(place.gradient)
+        pull[: len(point.features)] = 0
+        first = int(np.argmax(pull))
+        values = place.values.copy()
+        values[first] = _best_alone(-float(place.gradient[first]), float(place.block[first, first]))
     else:
-        chosen, block = active, quadratic.block(active, active)
-        system = block + np.diag(dropout_penalty(v[active]).alpha)
+        system = place.block + np.diag(point.penalty.alpha)
         factor = cho_factor(system, lower=True, check_finite=False)
-        values = cho_solve(factor, tau * quadratic.linear[active], check_finite=False)
-    linear = quadratic.linear[chosen]
-    if not noise.fixed:
-        tau = noise.best_tau(float(linear @ values))
-    improved = _objective(block, linear, noise, values, tau)
-    return (chosen, values, tau, improved) if improved < objective else None
+        values = cho_solve(factor, point.tau * place.linear, check_finite=False)
+    tau = point.tau if noise.fixed else noise.best_tau(float(place.linear @ values))
+    step = _evaluator(place.quadratic, noise, place.features, place.block)(values, tau)
+    return step if step.objective < point.objective else None
 
 
-def _escape(quadratic: Quadratic, noise: NoiseTerm, solution: Solution) -> Step | None:
-    """A way down from a saddle, if the solution is one: where equal features share a weight.
+def _escape(quadratic: Quadratic, noise: NoiseTerm, point: _Point) -> _Point | None:
+    """A way down from a saddle, if the point is one: where equal features share a weight.
 
     Along the direction of negative curvature, to where the first weight becomes zero.
     """
-    active = np.flatnonzero(solution.v)
-    values, linear = solution.v[active], quadratic.linear[active]
-    block = quadratic.block(active, active)
-    hessian = block + np.diag(dropout_penalty(values).curvature)
+    values = point.values
+    block = quadratic.block(point.features, point.features)
+    hessian = block + np.diag(point.penalty.curvature)
     try:
         cho_factor(hessian, lower=True, check_finite=False)
         return None
     except LinAlgError:
         _, vectors = eigh(hessian, subset_by_index=[0, 0], check_finite=False)
+    evaluate = _evaluator(quadratic, noise, point.features, block)
     steps = []
     for direction in (vectors[:, 0], -vectors[:, 0]):
         shrinking = direction * values < 0
@@ -251,11 +274,9 @@ def _escape(quadratic: Quadratic, noise: NoiseTerm, solution: Solution) -> Step 
         first = np.argmin(lengths)
         trial = values + lengths[first] * direction
         trial[first] = 0
-        steps.append(
-            (active, trial, solution.tau, _objective(block, linear, noise, trial, solution.tau))
-        )
-    step = min(steps, key=lambda step: step[-1], default=None)
-    return step if step is not None and step[-1] < solution.objective[-1] else None
+        steps.append(evaluate(trial, point.tau))
+    step = min(steps, key=lambda step: step.objective, default=point)
+    return step if step.objective < point.objective else None
 
 
 def _best_alone(pull: float, curvature: float) -> float:
@@ -269,8 +290,3 @@ def _best_alone(pull: float, curvature: float) -> float:
         if abs(move) < 1e-12 * size:
             break
     return float(np.copysign(size, pull))
-
-
-def _objective(block: Array, linear: Array, noise: NoiseTerm, values: Array, tau: float) -> float:
-    fit = 0.5 * values @ block @ values - tau * (linear @ values)
-    return float(noise.value(tau) + fit + dropout_penalty(values).value.sum())

@@ -3,37 +3,38 @@
 The lower bound is Σ E log σ(±m + s y) - Σ KL(α) with m = Xw and s² = X²(α w²). About the current
 posterior the data term is quadratic in w and linear in the variances, to first order in the latter:
 what is left is a dropout problem with a quadratic data term, which `dropout` solves exactly. Its
-solution is the next posterior, or where that would lower the bound, a point on the way to it.
+solution is the next posterior, or where that would lower the bound, a point on the way to it. Once
+the features have settled, Newton's method in everything together ends the search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.special import dawsn
 
-from zeromean.estimators.dropout import NoiseTerm, Solution, minimize_dropout
-from zeromean.estimators.logistic import (
-    Curvatures,
-    Features,
-    Integral,
-    JointCurvatures,
-    Scaling,
-    Slopes,
-    curvatures,
-    joint_curvatures,
-    slopes,
+from zeromean.estimators.ascent import Ascent, Proposal, ascend
+from zeromean.estimators.dropout import Solution, minimize_dropout
+from zeromean.estimators.evidence import (
+    ROUGHLY,
+    EvidenceSolution,
+    maximize_evidence,
+    with_all_that_matter,
 )
-from zeromean.estimators.penalty import Array, dropout_penalty, kl_divergence
+from zeromean.estimators.features import Features
+from zeromean.estimators.logistic import DataTerm, JointCurvatures, QuadraticModel, Slopes, pulls
+from zeromean.estimators.noise_term import NO_NOISE
+from zeromean.estimators.penalty import Array, kl_divergence
+from zeromean.estimators.prices import FixedPrice
 from zeromean.estimators.quadratic import Indices, MatrixQuadratic
-from zeromean.estimators.rows import Rows
 
-NO_NOISE = NoiseTerm(count=0.0, square=0.0, fixed=True)
 FEWEST_ENTRIES = 10
+# How far above 1 a standardised slope has to be for its weight to leave zero.
+ENTRY_MARGIN = 1e-9
+INNER_ITERATIONS = 100
 # From 0.25 on, the damped model is convex, and its optimum lies downhill.
 DAMPINGS = (0, 0.25, *(4.0**power for power in range(12)))
 
@@ -47,134 +48,125 @@ class DropoutPosterior:
     std: Array
     intercept: float
 
+    @classmethod
+    def empty(cls, intercept: float) -> DropoutPosterior:
+        return cls(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros(0), intercept)
+
+    def part(self, kept: Array) -> DropoutPosterior:
+        return DropoutPosterior(
+            self.features[kept], self.mean[kept], self.std[kept], self.intercept
+        )
+
     def logit_variance(self, features: Features) -> Array:
         return features.columns(self.features) ** 2 @ self.std**2
+
+    def log_alpha(self) -> Array:
+        return 2 * np.log(self.std / np.abs(self.mean))
 
     def kl(self) -> float:
         return float(kl_divergence(np.abs(self.mean) / (np.sqrt(2) * self.std)).sum())
 
 
-@dataclass
-class DropoutFit:
-    posterior: DropoutPosterior
-    bound: list[float]
-    num_iterations: int = 0
-    converged: bool = False
+def search_dropout_logistic(
+    term: DataTerm, *, max_iter: int, tol: float
+) -> Ascent[DropoutPosterior]:
+    """The better of two optima for one class against the rest.
+
+    From the empty model, and from one with all features that matter beside each other: some are
+    relevant only together.
+    """
+    forward = _fit(term, DropoutPosterior.empty(term.start_intercept), max_iter, tol)
+    model = QuadraticModel.of_all_features(term, forward.posterior)
+    if model is None:
+        return forward
+    larger = _with_all_that_matter(model, term.count)
+    if set(larger.features) == set(forward.posterior.features):
+        return forward
+    backward = _fit(term, larger, max_iter, tol)
+    return forward if forward.bound[-1] >= backward.bound[-1] else backward
 
 
-def fit_dropout_logistic(
-    rows: Rows,
-    label: object,
-    scaling: Scaling,
-    integral: Integral,
-    *,
-    start_intercept: float,
-    fit_intercept: bool,
-    max_iter: int,
-    tol: float,
-) -> DropoutFit:
-    """Maximise the bound for one class against the rest, until a step gains less than `tol`."""
-
-    def slopes_at(posterior: DropoutPosterior) -> Slopes:
-        return rows.reduce(slopes, label, scaling, posterior, integral)
-
-    nothing = np.zeros(0)
-    posterior = DropoutPosterior(np.zeros(0, dtype=np.intp), nothing, nothing, start_intercept)
-    at = slopes_at(posterior)
-    fit = DropoutFit(posterior, [at.value])
-    settled = False  # Whether the same weights are zero as before.
-    while fit.num_iterations < max_iter:
-        fit.num_iterations += 1
-        before = fit.posterior
-        chosen, num_entering = _working_set(before, at)
-        newton = None
-        if settled and not num_entering:
-            joint = rows.reduce(joint_curvatures, label, scaling, before)
-            newton = _newton_step(before, at, joint, fit_intercept)
-        find_hessian = partial(rows.reduce, curvatures, label, scaling, before, integral, chosen)
-        for trial in _trials(newton, before, at, find_hessian, chosen, fit_intercept):
-            at_trial = slopes_at(trial)
-            bound = at_trial.value - trial.kl()
-            if bound > fit.bound[-1]:
-                break
-        else:  # Rounding errors are all that is left.
-            fit.converged = True
-            break
-        gain = bound - fit.bound[-1]
-        fit.posterior, at = trial, at_trial
-        fit.bound.append(bound)
-        if gain < tol and not num_entering:
-            fit.converged = True
-            break
-        settled = np.array_equal(trial.features, before.features)
-    return fit
+def _with_all_that_matter(model: QuadraticModel, num_rows: float) -> DropoutPosterior:
+    """The optimum of a quadratic model from a start at which all features have a say."""
+    nothing, free = EvidenceSolution.empty(noise_precision=1.0), FixedPrice(0.0)
+    start = with_all_that_matter(model.quadratic, NO_NOISE, nothing, num_rows, free)
+    maximize_evidence(
+        model.quadratic, NO_NOISE, start, prices=free, max_iter=INNER_ITERATIONS, tol=ROUGHLY
+    )
+    v = np.zeros(len(model.chosen))
+    v[start.features] = start.mean
+    solution = minimize_dropout(
+        model.quadratic, NO_NOISE, v, tau=1.0, max_iter=INNER_ITERATIONS, tol=ROUGHLY
+    )
+    return _posterior(model, solution)
 
 
-def _working_set(posterior: DropoutPosterior, at: Slopes) -> tuple[Indices, int]:
-    """The live features, and those that want to enter: the worst first if they are many."""
-    pull = np.zeros_like(at.slope)
-    varying = at.spread > 0
-    pull[varying] = np.abs(at.slope[varying]) / np.sqrt(at.spread[varying])
-    pull[posterior.features] = 0
-    entering = np.flatnonzero(pull > 1 + 1e-9)
+def _fit(
+    term: DataTerm, start: DropoutPosterior, max_iter: int, tol: float
+) -> Ascent[DropoutPosterior]:
+    last: Indices | None = None
+
+    def propose(before: DropoutPosterior, at: Slopes) -> Proposal[DropoutPosterior]:
+        nonlocal last
+        settled = last is not None and np.array_equal(before.features, last)
+        last = before.features
+        entering = _entering(before, at)
+        trials = _trials(term, before, at, entering, settled and not len(entering))
+        return Proposal(trials, may_end=not len(entering))
+
+    return ascend(term, start, propose, DropoutPosterior.kl, max_iter=max_iter, tol=tol)
+
+
+def _entering(posterior: DropoutPosterior, at: Slopes) -> Indices:
+    """Features that want to leave zero, those with the largest slopes if they are many."""
+    pull = pulls(posterior, at)
+    entering = np.flatnonzero(pull > 1 + ENTRY_MARGIN)
     limit = max(FEWEST_ENTRIES, len(posterior.features))
     if len(entering) > limit:
         entering = entering[np.argpartition(-pull[entering], limit)[:limit]]
-    return np.concatenate([posterior.features, entering]), len(entering)
+    return entering
 
 
 def _trials(
-    newton: DropoutPosterior | None,
-    before: DropoutPosterior,
-    at: Slopes,
-    find_hessian: Callable[[], Curvatures],
-    chosen: Indices,
-    fit_intercept: bool,
+    term: DataTerm, before: DropoutPosterior, at: Slopes, entering: Indices, settled: bool
 ) -> Iterator[DropoutPosterior]:
-    """Posteriors to try, the boldest first."""
-    if newton is not None:
-        yield newton
-    hessian = find_hessian()
+    if settled and len(before.features):
+        newton = _newton_step(before, at, term.joint_curvatures(before), term.fit_intercept)
+        if newton is not None:
+            yield newton
+    chosen = np.concatenate([before.features, entering])
+    model = QuadraticModel.about(term, before, at, chosen)
     for damping in DAMPINGS:
-        yield _solve(before, at, hessian, chosen, fit_intercept, damping)
+        yield _optimum(model, before, damping)
 
 
-def _solve(
-    posterior: DropoutPosterior,
-    at: Slopes,
-    hessian: Curvatures,
-    chosen: Indices,
-    fit_intercept: bool,
-    damping: float,
-) -> DropoutPosterior:
+def _optimum(model: QuadraticModel, before: DropoutPosterior, damping: float) -> DropoutPosterior:
     """The optimum of the quadratic model of the bound, held back by `damping`."""
-    slope, block = at.slope[chosen], hessian.block
-    if fit_intercept:  # It follows the weights.
-        block = block - np.outer(hessian.column, hessian.column) / hessian.corner
-        slope = slope - hessian.column * (at.intercept_slope / hessian.corner)
-    root = np.sqrt(at.spread[chosen])
-    num_live = len(posterior.features)
-    before = np.concatenate([posterior.mean, np.zeros(len(chosen) - num_live)])
-    matrix = block / np.outer(root, root) + damping * np.eye(len(chosen))
-    start = before * root
+    start = model.start * model.root
     solution = minimize_dropout(
-        MatrixQuadratic(matrix, matrix @ start + slope / root),
+        MatrixQuadratic(
+            model.matrix + damping * np.eye(len(start)), model.linear + damping * start
+        ),
         NO_NOISE,
-        Solution(start.copy(), 1.0),
-        max_iter=100,
+        start,
+        tau=1.0,
+        max_iter=INNER_ITERATIONS,
         tol=1e-9,
     )
-    mean = solution.v / root
-    intercept = posterior.intercept
-    if fit_intercept:
-        pull = at.intercept_slope - hessian.column @ (mean - before)
-        intercept += float(pull / hessian.corner)
-    live = mean != 0
-    std = np.zeros_like(mean)
-    std[live] = np.sqrt(dropout_penalty(solution.v[live]).alpha) * np.abs(mean[live])
+    optimum = _posterior(model, solution)
+    # The features of `before` are the first of those chosen, in the same order.
+    old = solution.v[: len(before.features)] != 0
     share = 1 / (1 + damping)
-    std[:num_live] = std[:num_live] ** share * posterior.std ** (1 - share)
-    return DropoutPosterior(chosen[live], mean[live], std[live], intercept)
+    std = optimum.std
+    std[: old.sum()] = std[: old.sum()] ** share * before.std[old] ** (1 - share)
+    return optimum
+
+
+def _posterior(model: QuadraticModel, solution: Solution) -> DropoutPosterior:
+    mean = solution.v / model.root
+    live = mean != 0
+    std = np.sqrt(solution.alpha[live]) * np.abs(mean[live])
+    return DropoutPosterior(model.chosen[live], mean[live], std, model.intercept(mean))
 
 
 def _newton_step(

@@ -15,39 +15,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zeromean.estimators.dropout import NoiseTerm
-from zeromean.estimators.evidence import EvidenceSolution, maximize_evidence
-from zeromean.estimators.logistic import (
-    Curvatures,
-    Features,
-    Integral,
-    Scaling,
-    Slopes,
-    curvatures,
-    slopes,
+from zeromean.estimators.ascent import Ascent, Proposal, ascend
+from zeromean.estimators.evidence import (
+    ROUGHLY,
+    EvidenceSolution,
+    maximize_evidence,
+    with_all_that_matter,
 )
+from zeromean.estimators.features import Features
+from zeromean.estimators.logistic import DataTerm, QuadraticModel, Slopes, pulls
+from zeromean.estimators.noise_term import NO_NOISE
 from zeromean.estimators.penalty import Array
-from zeromean.estimators.prices import Prices
-from zeromean.estimators.quadratic import Indices, MatrixQuadratic
-from zeromean.estimators.rows import Rows
+from zeromean.estimators.prices import FixedPrice, Prices, lower_price
+from zeromean.estimators.quadratic import Indices
 
-NO_NOISE = NoiseTerm(count=0.0, square=0.0, fixed=True)
 FEWEST_ENTRIES = 10
 HALVINGS = 12
+# How often, in iterations, larger units are tried.
+DOUBLING_PERIOD = 10
 
 
 @dataclass(frozen=True)
 class EvidencePosterior:
-    """Correlated weights of the features in the model, and their prior precisions."""
+    """Correlated weights of the features in the model, and their prior precisions.
+
+    The intercept, which has no prior, follows the weights: where they vary, log-odds stay the same
+    at `centre`. A fixed intercept would bind the weights more than the data do.
+    """
 
     features: Indices
     mean: Array
     covariance: Array
     prior_precision: Array
-    intercept: float
+    centre: Array
+    intercept: float  # beside the means
+
+    @classmethod
+    def empty(cls, intercept: float) -> EvidencePosterior:
+        nothing = np.zeros(0)
+        features = np.zeros(0, dtype=np.intp)
+        return cls(features, nothing, np.zeros((0, 0)), nothing, nothing, intercept)
 
     def logit_variance(self, features: Features) -> Array:
-        columns = features.columns(self.features)
+        columns = features.columns(self.features) - self.centre
         return np.einsum("ij,ij->i", columns @ self.covariance, columns)
 
     def doubled(self) -> EvidencePosterior:
@@ -57,6 +67,7 @@ class EvidencePosterior:
             2 * self.mean,
             4 * self.covariance,
             self.prior_precision / 4,
+            self.centre,
             2 * self.intercept,
         )
 
@@ -67,173 +78,128 @@ class EvidencePosterior:
         return float(0.5 * (distance - log_det - np.log(self.prior_precision).sum()))
 
 
-@dataclass
-class EvidenceFit:
-    posterior: EvidencePosterior
-    bound: list[float]
-    num_iterations: int = 0
-    converged: bool = False
+def search_evidence_logistic(
+    term: DataTerm, *, prices: Prices, max_iter: int, tol: float
+) -> Ascent[EvidencePosterior]:
+    """The better of two optima for one class against the rest.
+
+    From the empty model, and from a larger one at a lower price, for the reasons that
+    `search_evidence` gives.
+    """
+    empty = EvidencePosterior.empty(term.start_intercept)
+    forward = _fit(term, empty, prices, max_iter, tol)
+    lower = lower_price(prices, term.num_varying, term.count)
+    larger = _with_all_that_matter(term, forward.posterior, lower)
+    more = _fit(term, larger, lower, max_iter, ROUGHLY).posterior
+    backward = _fit(term, more, prices, max_iter, tol)
+    return forward if forward.bound[-1] >= backward.bound[-1] else backward
 
 
-def fit_evidence_logistic(
-    rows: Rows,
-    label: object,
-    scaling: Scaling,
-    integral: Integral,
-    *,
-    start_intercept: float,
-    fit_intercept: bool,
-    prices: Prices,
-    max_iter: int,
-    tol: float,
-) -> EvidenceFit:
-    """Maximise the bound for one class against the rest, until a step gains less than `tol`."""
+def _with_all_that_matter(
+    term: DataTerm, posterior: EvidencePosterior, price: FixedPrice
+) -> EvidencePosterior:
+    """A posterior that other features join which are worth a price, in its quadratic model."""
+    model = QuadraticModel.of_all_features(term, posterior)
+    if model is None:
+        return EvidencePosterior.empty(term.start_intercept)
+    known = _solution(model, posterior)
+    start = with_all_that_matter(model.quadratic, NO_NOISE, known, term.count, price)
+    return _posterior(model, _maximum(model, start, price))
 
-    def slopes_at(posterior: EvidencePosterior) -> Slopes:
-        return rows.reduce(slopes, label, scaling, posterior, integral)
 
-    posterior = EvidencePosterior(
-        np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, 0)), np.zeros(0), start_intercept
-    )
-    at = slopes_at(posterior)
-    fit = EvidenceFit(posterior, [at.value])
-    while fit.num_iterations < max_iter:
-        fit.num_iterations += 1
-        before = fit.posterior
-        chosen = _working_set(before, at)
-        hessian = rows.reduce(curvatures, label, scaling, before, integral, chosen)
-        model = _QuadraticModel.of(before, at, hessian, chosen, fit_intercept)
-        trials = model.trials(prices)
-        if fit.num_iterations % 10 == 0:
+def _fit(
+    term: DataTerm, start: EvidencePosterior, prices: Prices, max_iter: int, tol: float
+) -> Ascent[EvidencePosterior]:
+    iterations = itertools.count(1)
+
+    def propose(before: EvidencePosterior, at: Slopes) -> Proposal[EvidencePosterior]:
+        trials = _trials(term, before, at, prices)
+        if next(iterations) % DOUBLING_PERIOD == 0:
             trials = itertools.chain([before.doubled()], trials)
-        for trial in trials:
-            at_trial = slopes_at(trial)
-            bound = at_trial.value - trial.kl() - prices.total(len(trial.features))
-            if bound > fit.bound[-1]:
-                break
-        else:  # Rounding errors are all that is left.
-            fit.converged = True
-            break
-        fit.posterior, at = trial, at_trial
-        gain = bound - fit.bound[-1]
-        fit.bound.append(bound)
-        if gain < tol:
-            fit.converged = True
-            break
-    return fit
+        return Proposal(trials)
+
+    def cost(posterior: EvidencePosterior) -> float:
+        return posterior.kl() + prices.total(len(posterior.features))
+
+    return ascend(term, start, propose, cost, max_iter=max_iter, tol=tol)
+
+
+def _trials(
+    term: DataTerm, before: EvidencePosterior, at: Slopes, prices: Prices
+) -> Iterator[EvidencePosterior]:
+    model = QuadraticModel.about(term, before, at, _working_set(before, at))
+    optimum = _posterior(model, _maximum(model, _solution(model, before), prices))
+    yield optimum
+    if np.array_equal(optimum.features, before.features):
+        for halving in range(1, 5):
+            yield _between(before, optimum, 0.5**halving)
+    for halving in range(HALVINGS):
+        yield _posterior_step(model, before, 0.5**halving)
 
 
 def _working_set(posterior: EvidencePosterior, at: Slopes) -> Indices:
     """The features in the model, and those outside that pull the most."""
-    pull = np.zeros_like(at.slope)
-    varying = at.spread > 0
-    pull[varying] = at.slope[varying] ** 2 / at.spread[varying]
-    pull[posterior.features] = 0
-    limit = max(FEWEST_ENTRIES, len(posterior.features))
-    outside = np.argsort(-pull)[:limit]
+    pull = pulls(posterior, at)
+    outside = np.argsort(-pull)[: max(FEWEST_ENTRIES, len(posterior.features))]
     return np.concatenate([posterior.features, outside[pull[outside] > 1]])
 
 
-@dataclass(frozen=True)
-class _QuadraticModel:
-    """The data term about a posterior: features, its matrix and its slope there, in unit scale."""
+def _maximum(model: QuadraticModel, start: EvidenceSolution, prices: Prices) -> EvidenceSolution:
+    return maximize_evidence(model.quadratic, NO_NOISE, start, prices=prices, max_iter=50, tol=1e-7)
 
-    before: EvidencePosterior
-    chosen: Indices
-    start: Array
-    block: Array
-    slope: Array
-    root: Array
-    hessian: Curvatures
-    intercept_slope: float
-    fit_intercept: bool
 
-    @classmethod
-    def of(
-        cls,
-        before: EvidencePosterior,
-        at: Slopes,
-        hessian: Curvatures,
-        chosen: Indices,
-        fit_intercept: bool,
-    ) -> _QuadraticModel:
-        slope, block = at.slope[chosen], hessian.block
-        if fit_intercept:  # It follows the weights.
-            block = block - np.outer(hessian.column, hessian.column) / hessian.corner
-            slope = slope - hessian.column * (at.intercept_slope / hessian.corner)
-        start = np.concatenate([before.mean, np.zeros(len(chosen) - len(before.mean))])
-        root = np.sqrt(at.spread[chosen])
-        return cls(
-            before, chosen, start, block, slope, root, hessian, at.intercept_slope, fit_intercept
-        )
+def _solution(model: QuadraticModel, posterior: EvidencePosterior) -> EvidenceSolution:
+    """A posterior in the units of the quadratic model about it."""
+    size = len(posterior.features)
+    precision = posterior.prior_precision / model.root[:size] ** 2
+    return EvidenceSolution(np.arange(size), precision, noise_precision=1.0)
 
-    def trials(self, prices: Prices) -> Iterator[EvidencePosterior]:
-        """Posteriors to try, the boldest first."""
-        optimum = self._optimum(prices)
-        yield optimum
-        if np.array_equal(optimum.features, self.before.features):
-            for halving in range(1, 5):
-                yield self._between(optimum, 0.5**halving)
-        for halving in range(HALVINGS):
-            yield self._posterior_step(0.5**halving)
 
-    def _optimum(self, prices: Prices) -> EvidencePosterior:
-        matrix = self.block / np.outer(self.root, self.root)
-        linear = matrix @ (self.start * self.root) + self.slope / self.root
-        size = len(self.before.features)
-        solution = maximize_evidence(
-            MatrixQuadratic(matrix, linear),
-            NO_NOISE,
-            EvidenceSolution(
-                np.arange(size), self.before.prior_precision / self.root[:size] ** 2, 1.0
-            ),
-            prices=prices,
-            max_iter=50,
-            tol=1e-7,
-        )
-        kept = solution.features
-        root = self.root[kept]
-        mean = np.zeros_like(self.start)
-        mean[kept] = solution.mean / root
-        covariance = solution.covariance / np.outer(root, root)
-        return EvidencePosterior(
-            self.chosen[kept],
-            mean[kept],
-            covariance,
-            solution.precision * root**2,
-            self._intercept(mean),
-        )
+def _posterior(model: QuadraticModel, solution: EvidenceSolution) -> EvidencePosterior:
+    kept = solution.features
+    root = model.root[kept]
+    mean = np.zeros_like(model.start)
+    mean[kept] = solution.mean / root
+    return EvidencePosterior(
+        model.chosen[kept],
+        mean[kept],
+        solution.covariance / np.outer(root, root),
+        solution.precision * root**2,
+        model.centre[kept],
+        model.intercept(mean),
+    )
 
-    def _between(self, optimum: EvidencePosterior, share: float) -> EvidencePosterior:
-        """A point on the way to the optimum, straight in means and precisions."""
-        before = self.before
-        precision = (1 - share) * np.linalg.inv(before.covariance)
-        precision += share * np.linalg.inv(optimum.covariance)
-        return EvidencePosterior(
-            before.features,
-            (1 - share) * before.mean + share * optimum.mean,
-            np.linalg.inv(precision),
-            before.prior_precision ** (1 - share) * optimum.prior_precision**share,
-            (1 - share) * before.intercept + share * optimum.intercept,
-        )
 
-    def _posterior_step(self, share: float) -> EvidencePosterior:
-        """A natural-gradient step of mean and covariance, features kept; then α at its optimum."""
-        before, size = self.before, len(self.before.features)
-        alpha = before.prior_precision
-        precision = (1 - share) * np.linalg.inv(before.covariance)
-        precision += share * (self.block[:size, :size] + np.diag(alpha))
-        covariance = np.linalg.inv(precision)
-        slope = self.slope[:size] - alpha * before.mean
-        mean = self.start.copy()
-        mean[:size] += share * covariance @ slope
-        best_alpha = 1 / (mean[:size] ** 2 + covariance.diagonal())
-        return EvidencePosterior(
-            before.features, mean[:size], covariance, best_alpha, self._intercept(mean)
-        )
+def _between(
+    before: EvidencePosterior, optimum: EvidencePosterior, share: float
+) -> EvidencePosterior:
+    """A point on the way to the optimum, straight in means and precisions."""
+    precision = (1 - share) * np.linalg.inv(before.covariance)
+    precision += share * np.linalg.inv(optimum.covariance)
+    return EvidencePosterior(
+        before.features,
+        (1 - share) * before.mean + share * optimum.mean,
+        np.linalg.inv(precision),
+        before.prior_precision ** (1 - share) * optimum.prior_precision**share,
+        (1 - share) * before.centre + share * optimum.centre,
+        (1 - share) * before.intercept + share * optimum.intercept,
+    )
 
-    def _intercept(self, mean: Array) -> float:
-        if not self.fit_intercept:
-            return self.before.intercept
-        pull = self.intercept_slope - self.hessian.column @ (mean - self.start)
-        return self.before.intercept + float(pull / self.hessian.corner)
+
+def _posterior_step(
+    model: QuadraticModel, before: EvidencePosterior, share: float
+) -> EvidencePosterior:
+    """A natural-gradient step of mean and covariance, features kept; then α at its optimum."""
+    size, alpha, root = len(before.features), before.prior_precision, model.root
+    block = model.matrix[:size, :size] * np.outer(root[:size], root[:size])
+    precision = (1 - share) * np.linalg.inv(before.covariance) + share * (block + np.diag(alpha))
+    covariance = np.linalg.inv(precision)
+    slope = model.linear - model.matrix @ (model.start * root)
+    slope = (slope * root)[:size] - alpha * before.mean
+    mean = model.start.copy()
+    mean[:size] += share * covariance @ slope
+    best_alpha = 1 / (mean[:size] ** 2 + covariance.diagonal())
+    centre, intercept = model.centre[:size], model.intercept(mean)
+    return EvidencePosterior(
+        before.features, mean[:size], covariance, best_alpha, centre, intercept
+    )

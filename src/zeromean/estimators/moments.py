@@ -1,21 +1,29 @@
 """Sufficient statistics of a regression: what a pass over the rows leaves behind."""
 
+# scipy makes its BLAS functions at run time.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import sparse
+from scipy.linalg.blas import dsyrk
 
+from zeromean.estimators.offsets import offset_of, take_off
 from zeromean.estimators.penalty import Array
+from zeromean.estimators.rows import SLICE_SIZE, Chunk
+
+# Shorter slices of wide rows would spend their time on the matrix that they add to.
+FEWEST_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Moments:
     """Weighted count, means, and second moments about the means, of features and target.
 
-    They add: `Moments.of(X1, ...) + Moments.of(X2, ...)` are those of the rows together. Second
+    They add: `Moments.of(first) + Moments.of(second)` are those of the rows together. Second
     moments are about the means of the part, so a large offset of a feature costs no digits.
     """
 
@@ -27,59 +35,24 @@ class Moments:
     target_square: float
 
     @classmethod
-    def of(cls, X: Any, target: Array, weight: Array | None) -> Moments:
-        """Of a chunk of rows, dense or sparse."""
-        if sparse.issparse(X):
-            return cls._of_sparse(X.tocsr(), target, weight)
-        X = np.asarray(X, dtype=np.float64)
-        if weight is None:
-            return cls._of_equals(X, target)
-        count = float(weight.sum())
+    def of(cls, rows: Chunk) -> Moments:
+        """Of rows that may be on disk: they are read once, in slices."""
+        shift = _typical_row(rows)
+        squares = _sparse_squares if sparse.issparse(rows.X) else _squares
+        # Of features, target and 1, less the shift.
+        second = squares(rows, shift)
+        count, sums = float(second[-1, -1]), second[-1, :-1]
         if count == 0:
-            return cls.empty(X.shape[1])
-        mean, target_mean = weight @ X / count, float(weight @ target / count)
-        root = np.sqrt(weight)
-        deviations, residual = (X - mean) * root[:, None], (target - target_mean) * root
+            return cls.empty(len(shift) - 1)
+        mean = shift + sums / count
+        centred = second[:-1, :-1] - np.outer(sums / count, sums)
         return cls(
             count,
-            mean,
-            target_mean,
-            deviations.T @ deviations,
-            residual @ deviations,
-            float(residual @ residual),
-        )
-
-    @classmethod
-    def _of_equals(cls, X: Array, target: Array) -> Moments:
-        count = len(X)
-        mean, target_mean = np.ones(count) @ X / count, float(target.mean())
-        residual = target - target_mean
-        square, gram = float(residual @ residual), X.T @ X
-        if (2 * count * mean**2 <= gram.diagonal()).all():
-            # Means this small cost a digit at most, and a copy is saved.
-            gram -= count * np.outer(mean, mean)
-            return cls(float(count), mean, target_mean, gram, residual @ X, square)
-        deviations = X - mean
-        gram = deviations.T @ deviations
-        return cls(float(count), mean, target_mean, gram, residual @ deviations, square)
-
-    @classmethod
-    def _of_sparse(cls, X: Any, target: Array, weight: Array | None) -> Moments:
-        weight = np.ones(X.shape[0]) if weight is None else weight
-        count = float(weight.sum())
-        if count == 0:
-            return cls.empty(X.shape[1])
-        mean, target_mean = X.T @ weight / count, float(weight @ target / count)
-        weighted = sparse.diags_array(weight) @ X
-        residual = target - target_mean
-        gram = (X.T @ weighted).toarray()
-        return cls(
-            count,
-            mean,
-            target_mean,
-            gram - count * np.outer(mean, mean),
-            weighted.T @ residual,
-            float(weight @ residual**2),
+            mean[:-1],
+            float(mean[-1]),
+            centred[:-1, :-1],
+            centred[-1, :-1],
+            float(centred[-1, -1]),
         )
 
     @classmethod
@@ -120,44 +93,37 @@ class Moments:
         )
 
 
-@dataclass(frozen=True)
-class Overview:
-    """What a classifier has to know before it starts: scales of the features, weights of classes.
+def _typical_row(rows: Chunk) -> Array:
+    """About the means of features and target: near enough that squares about it do not cancel."""
+    X, y = rows.X, rows.y
+    if sparse.issparse(X):
+        return np.append(offset_of(X.mean(axis=0), X.power(2).mean(axis=0)), y.mean())
+    few = slice(0, FEWEST_ROWS)
+    return np.append(X[few].mean(axis=0, dtype=np.float64), y[few].mean())
 
-    They add, like `Moments`, but stay small where features are many.
-    """
 
-    count: float
-    mean: Array
-    square: Array  # Σ weight (x - mean)²
-    class_weight: dict[Any, float]
+def _squares(rows: Chunk, shift: Array) -> Array:
+    """Σ weight · row rowᵀ of dense rows, less the shift and with a 1 at the end."""
+    X, y, weight, _ = rows
+    size = len(shift) + 1
+    num_rows = max(SLICE_SIZE // size, FEWEST_ROWS)
+    slice_ = np.empty((min(num_rows, len(X)), size))
+    # In the order of BLAS, which fills the upper triangle.
+    total = np.zeros((size, size), order="F")
+    for start in range(0, len(X), num_rows):
+        part = slice(start, start + num_rows)
+        here = slice_[: len(X[part])]
+        np.subtract(X[part], shift[:-1], out=here[:, :-2])
+        np.subtract(y[part], shift[-1], out=here[:, -2])
+        here[:, -1] = 1
+        if weight is not None:
+            here *= np.sqrt(weight[part])[:, None]
+        total = dsyrk(1.0, here.T, beta=1.0, c=total, overwrite_c=True)
+    return np.triu(total) + np.triu(total, 1).T
 
-    @classmethod
-    def of(cls, X: Any, y: Any, weight: Array | None) -> Overview:
-        weight = np.ones(X.shape[0]) if weight is None else weight
-        labels, places = np.unique(y, return_inverse=True)
-        class_weight = dict(zip(labels.tolist(), np.bincount(places, weight).tolist(), strict=True))
-        count = float(weight.sum())
-        if count == 0:
-            zeros = np.zeros(X.shape[1])
-            return cls(0.0, zeros, zeros, class_weight)
-        if sparse.issparse(X):
-            mean = X.T @ weight / count
-            square = np.maximum(X.power(2).T @ weight - count * mean**2, 0)
-        else:
-            X = np.asarray(X, dtype=np.float64)
-            mean = weight @ X / count
-            square = weight @ (X - mean) ** 2
-        return cls(count, mean, square, class_weight)
 
-    def __add__(self, other: Overview) -> Overview:
-        class_weight = dict(self.class_weight)
-        for label, weight in other.class_weight.items():
-            class_weight[label] = class_weight.get(label, 0.0) + weight
-        count = self.count + other.count
-        if self.count == 0 or other.count == 0:
-            larger = self if other.count == 0 else other
-            return Overview(count, larger.mean, larger.square, class_weight)
-        share, shift = other.count / count, other.mean - self.mean
-        square = self.square + other.square + self.count * share * shift**2
-        return Overview(count, self.mean + share * shift, square, class_weight)
+def _sparse_squares(rows: Chunk, shift: Array) -> Array:
+    X = take_off(rows.X, shift[:-1])
+    others = np.column_stack([rows.y - shift[-1], np.ones(len(rows.y))])
+    augmented = sparse.hstack([X, sparse.csr_array(others)], format="csr")
+    return (augmented.T @ (sparse.diags_array(rows.weights()) @ augmented)).toarray()

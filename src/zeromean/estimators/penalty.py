@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import dawsn
 
-from zeromean.functional import log_uniform_kl
+from zeromean._dawson import SCALE, VALUE
 
 Array = NDArray[Any]
 
@@ -31,7 +31,12 @@ CURVATURE_AT_ZERO = -1 / 6
 CONVEXIFYING = 0.25
 # Below it, the first term of the series is exact: P = |v|, α = 1 / |v|.
 SMALLEST = 1e-30
-LARGEST_Z = 1e150
+# A rational approximation of 2 z² / |v|, to start from: within 3.3%, and right at both ends.
+NUMERATOR = (0.156013, -0.170457, 0.069024, 1.0)
+DENOMINATOR = (0.156013, -0.283909, 1.0)
+# From here on, z is proportional to |v|.
+LARGE = 1e3
+KL_COEFFICIENTS = np.array(VALUE[torch.float64])
 
 
 class Penalty(NamedTuple):
@@ -59,26 +64,34 @@ def dropout_penalty(v: Array) -> Penalty:
 
 
 def kl_divergence(z: Array) -> Array:
-    """The exact KL to the log-uniform prior at z = 1 / √(2 α)."""
-    return log_uniform_kl(torch.from_numpy(2 * z**2)).numpy()
+    """The exact KL to the log-uniform prior at z = 1 / √(2 α), as `log_uniform_kl` has it.
+
+    For so few numbers, torch would spend more on its calls than on the arithmetic.
+    """
+    x = 2 * z**2
+    y = x / (x + SCALE)
+    return 0.5 * np.log1p(x / SCALE) + y * np.polyval(KL_COEFFICIENTS, y - 0.5)
 
 
 def _solve_z(size: Array) -> Array:
     """Solve v² = 4 z³ D(z) by Newton's method in logarithms, in which it is nearly straight."""
-    z = np.minimum(np.where(size < 1.5, np.sqrt(size / 2), size / np.sqrt(2)), LARGEST_Z)
+    v = np.minimum(size, LARGE)
+    z = np.sqrt(0.5 * v * np.polyval(NUMERATOR, v) / np.polyval(DENOMINATOR, v)) * (size / v)
     log_target = 2 * np.log(size / 2)
     for _ in range(12):
         dawson = dawsn(z)
         step = (3 * np.log(z) + np.log(dawson) - log_target) / (2 * _elasticity(z, dawson))
         z = z * np.exp(-step)
-        if np.max(np.abs(step), initial=0.0) < 1e-15:
+        # The error after a step is of the order of its square.
+        if np.max(np.abs(step), initial=0.0) < 1e-8:
             break
     return z
 
 
 def _elasticity(z: Array, dawson: Array) -> Array:
     """d log v / d log z, which falls from 2 at 0 to 1 at infinity."""
-    # 1 - 2 z D(z) cancels for large z.
-    with np.errstate(over="ignore"):
-        log_slope = np.where(z > 1e3, -1 - 1 / z**2, z * (1 - 2 * z * dawson) / dawson)
+    log_slope = z * (1 - 2 * z * dawson) / dawson
+    large = z > LARGE
+    if large.any():  # There 1 - 2 z D(z) cancels.
+        log_slope[large] = -1 - 1 / z[large] ** 2
     return 1.5 + 0.5 * log_slope

@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from zeromean.estimators.moments import Moments
+from zeromean.estimators.offsets import mean_and_square, offset_of, take_off
 from zeromean.estimators.penalty import Array
+from zeromean.estimators.rows import Chunk
 
 Indices = NDArray[np.intp]
+# With fewer rows for each feature, features can hardly be told apart.
+ROWS_A_FEATURE = 4
+# A matrix of more features would take too long to invert.
+MOST_AT_ONCE = 2048
 # A column whose deviations are of the size of rounding errors of its values is constant.
 ROUNDING = 1e-14
 
@@ -52,7 +58,7 @@ class MatrixQuadratic:
         return self.matrix.diagonal()
 
     def block(self, rows: Indices, columns: Indices) -> Array:
-        return self.matrix[np.ix_(rows, columns)]
+        return self.matrix[rows[:, None], columns]
 
     def product(self, columns: Indices, v: Array) -> Array:
         # R is symmetric: rows are contiguous, columns are not.
@@ -104,7 +110,7 @@ class LeastSquares:
 def from_moments(moments: Moments, *, fit_intercept: bool) -> LeastSquares:
     centred = moments if fit_intercept else moments.about_zero()
     square = centred.gram.diagonal()
-    features = _varying(square, moments.mean, moments.count)
+    features = np.flatnonzero(varying(square, moments.mean, moments.count))
     scale = np.sqrt(square[features])
     matrix = centred.gram[np.ix_(features, features)]
     matrix /= scale
@@ -120,30 +126,43 @@ def from_moments(moments: Moments, *, fit_intercept: bool) -> LeastSquares:
     )
 
 
-def from_rows(X: Any, target: Array, weight: Array | None, *, fit_intercept: bool) -> LeastSquares:
+def from_rows(rows: Chunk, *, fit_intercept: bool) -> LeastSquares:
     """Without a matrix of features by features: for more features than rows."""
-    weight = np.ones(X.shape[0]) if weight is None else weight
+    X, target, weight = rows.X, rows.y, rows.weights()
     count = float(weight.sum())
-    if sparse.issparse(X):
-        X = X.tocsc()
-        mean = X.T @ weight / count
-        square = X.power(2).T @ weight - count * mean**2
-    else:
-        X = np.asarray(X, dtype=np.float64)
-        mean = weight @ X / count
-        square = weight @ (X - mean) ** 2
+    mean, square = mean_and_square(X, weight, count)
     target_mean = float(weight @ target / count)
-    features = _varying(square if fit_intercept else square + count * mean**2, mean, count)
+    varies = varying(square if fit_intercept else square + count * mean**2, mean, count)
     if not fit_intercept:
         square, mean, target_mean = square + count * mean**2, np.zeros_like(mean), 0.0
+    features = np.flatnonzero(varies)
     scale = np.sqrt(square[features])
+    rest = mean
+    if sparse.issparse(X):
+        offset = offset_of(mean, square / count + mean**2)
+        X, rest = take_off(X, offset).tocsc(), mean - offset
+    else:
+        X = np.asarray(X, dtype=np.float64)
+    X = X if varies.all() else X[:, features]
     residual = target - target_mean
     weighted = weight * residual
-    linear = (X.T @ weighted - mean * weighted.sum())[features] / scale
-    quadratic = RowsQuadratic(X[:, features], weight, mean[features], scale, linear)
-    target_square = float(residual @ weighted)
-    return LeastSquares(quadratic, features, count, target_square, mean, target_mean, scale)
+    linear = (X.T @ weighted - rest[features] * weighted.sum()) / scale
+    return LeastSquares(
+        RowsQuadratic(X, weight, rest[features], scale, linear),
+        features,
+        count,
+        float(residual @ weighted),
+        mean,
+        target_mean,
+        scale,
+    )
 
 
-def _varying(square: Array, mean: Array, count: float) -> Indices:
-    return np.flatnonzero(square > count * (ROUNDING * mean) ** 2)
+def told_apart(num_features: int, num_rows: float) -> bool:
+    """Whether all features can be looked at beside each other."""
+    return 0 < num_features <= min(num_rows / ROWS_A_FEATURE, MOST_AT_ONCE)
+
+
+def varying(square: Array, mean: Array, count: float) -> NDArray[np.bool_]:
+    """Features with squares about their means beyond rounding errors; the others are constant."""
+    return np.sqrt(square) > np.sqrt(count) * ROUNDING * np.abs(mean)

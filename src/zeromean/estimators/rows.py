@@ -1,8 +1,8 @@
 """Where rows come from: arrays and memory maps, iterables of chunks, a Dask cluster.
 
 Whatever the source, a fit sees it through `reduce(function, *arguments)`, the sum over chunks of
-`function(X, y, weight, *arguments)`. The statistics of a chunk are small, so memory stays flat, and
-on a cluster they are all that travels.
+`function(chunk, *arguments)`. The statistics of a chunk are small, so memory stays flat, and on a
+cluster they are all that travels.
 """
 
 from __future__ import annotations
@@ -10,22 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
+from sklearn.utils.validation import _num_samples
+
+from zeromean.estimators.penalty import Array
 
 Total = TypeVar("Total")
-# Numbers in a chunk: it should fit a core's cache, but not be so short that merging shows.
-CHUNK_SIZE = 2**17
+# Numbers in a slice of an array, which should fit a core's cache, unless its rows were too few.
+SLICE_SIZE = 2**17
+FEWEST_ROWS = 128
+
+
+class Chunk(NamedTuple):
+    """Some rows: features, targets or classes, weights if they are not 1, and its number."""
+
+    X: Any
+    y: Any
+    weight: Any = None
+    number: int = 0
+
+    def weights(self) -> Array:
+        return np.ones(self.X.shape[0]) if self.weight is None else self.weight
 
 
 class Rows(Protocol):
-    """Rows of features, targets and weights (None for ones), by chunks."""
-
-    @property
-    def num_features(self) -> int: ...
+    """All rows, by chunks."""
 
     def reduce(self, function: Callable[..., Total], *arguments: Any) -> Total: ...
+
+
+# Makes arrays of what a chunk holds; it is where bad input is refused.
+Check = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -36,44 +53,39 @@ class ArrayRows:
     y: Any
     weight: Any = None
 
-    @property
-    def num_features(self) -> int:
-        return self.X.shape[1]
-
     def reduce(self, function: Callable[..., Total], *arguments: Any) -> Total:
-        return _total(function(*chunk, *arguments) for chunk in self._chunks())
+        return _total(function(chunk, *arguments) for chunk in self._slices())
 
-    def _chunks(self) -> Iterator[tuple[Any, Any, Any]]:
+    def whole(self) -> Chunk:
+        return Chunk(self.X, self.y, self.weight)
+
+    def _slices(self) -> Iterator[Chunk]:
         num_rows, num_features = self.X.shape
-        size = max(2 * num_features, CHUNK_SIZE // max(num_features, 1), 1)
-        for start in range(0, num_rows, size):
+        size = max(SLICE_SIZE // num_features, FEWEST_ROWS)
+        for number, start in enumerate(range(0, num_rows, size)):
             part = slice(start, start + size)
-            yield self.X[part], self.y[part], None if self.weight is None else self.weight[part]
+            weight = None if self.weight is None else self.weight[part]
+            yield Chunk(self.X[part], self.y[part], weight, number)
 
 
 @dataclass(frozen=True)
 class ChunkRows:
-    """Chunks `(X, y)` or `(X, y, sample_weight)`, from a collection or from a function.
-
-    `check` makes arrays of what a chunk holds; it is where bad input is refused.
-    """
+    """Chunks `(X, y)` or `(X, y, sample_weight)`, from a collection or from a function."""
 
     chunks: Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]]
-    check: Callable[..., tuple[Any, Any, Any]]
-
-    @property
-    def num_features(self) -> int:
-        return next(self._checked())[0].shape[1]
+    check: Check
 
     def reduce(self, function: Callable[..., Total], *arguments: Any) -> Total:
-        return _total(function(*chunk, *arguments) for chunk in self._checked())
+        return _total(function(chunk, *arguments) for chunk in self._checked())
 
-    def _checked(self) -> Iterator[tuple[Any, Any, Any]]:
-        empty = True
-        for chunk in self.chunks() if callable(self.chunks) else self.chunks:
-            empty = False
-            yield self.check(*chunk)
-        if empty:
+    def _checked(self) -> Iterator[Chunk]:
+        number = 0
+        for X, y, *rest in self.chunks() if callable(self.chunks) else self.chunks:
+            weight = rest[0] if rest else None
+            if not _is_empty(X, weight):
+                yield Chunk(*self.check(X, y, weight), number)
+                number += 1
+        if not number:
             raise ValueError(
                 "chunks gave no rows; several passes need a list, or a function that returns a "
                 "fresh iterator each time."
@@ -86,46 +98,84 @@ class DaskRows:
 
     X: Any
     y: Any
-    weight: Any = None
-
-    @property
-    def num_features(self) -> int:
-        return self.X.shape[1]
+    weight: Any
+    check: Check
 
     def reduce(self, function: Callable[..., Total], *arguments: Any) -> Total:
         from dask.delayed import delayed
 
         X = self.X.rechunk({1: -1})
-        parts = [X.to_delayed().ravel()]
+        blocks = [X.to_delayed().ravel()]
         for column in (self.y, self.weight):
             if column is None:
-                parts.append([None] * len(parts[0]))
+                blocks.append([None] * len(blocks[0]))
             else:
-                parts.append(_aligned(column, X.chunks[0]).to_delayed().ravel())
-        compute = delayed(function, pure=False)
+                blocks.append(_aligned(column, X).to_delayed().ravel())
+        evaluate = delayed(_of_block, pure=False)
         # Large arguments travel once, not once a block.
-        shared = [delayed(argument) for argument in arguments]
-        totals = [compute(*chunk, *shared) for chunk in zip(*parts, strict=True)]
+        shared = [delayed(argument) for argument in (function, self.check, *arguments)]
+        totals = [
+            evaluate(*block, number, *shared)
+            for number, block in enumerate(zip(*blocks, strict=True))
+        ]
         add = delayed(_add)
         while len(totals) > 1:
             totals = [add(*totals[start : start + 2]) for start in range(0, len(totals), 2)]
-        return totals[0].compute()
+        total = totals[0].compute()
+        if total is None:
+            raise ValueError("X has no rows of positive weight.")
+        return total
 
 
 def is_dask(X: Any) -> bool:
-    return type(X).__module__.split(".")[0] == "dask"
-
-
-def _aligned(column: Any, chunks: tuple[int, ...]) -> Any:
+    """Whether X is a dask.array; other collections of Dask are refused."""
+    if type(X).__module__.split(".")[0] not in ("dask", "dask_expr"):
+        return False
     from dask import array
 
-    if not is_dask(column):
-        column = array.from_array(np.asarray(column), chunks=cast(Any, (chunks,)))
-    return column.rechunk((chunks,))
+    if not isinstance(X, array.Array):
+        raise TypeError(
+            f"Wanted a dask.array, got {type(X).__name__}; a data frame has "
+            "to_dask_array(lengths=True)."
+        )
+    return True
 
 
-def _add(first: Any, *second: Any) -> Any:
-    return first + second[0] if second else first
+def _is_empty(X: Any, weight: Any) -> bool:
+    return _num_samples(X) == 0 or (weight is not None and not np.any(weight))
+
+
+def _of_block(X: Any, y: Any, weight: Any, number: int, function: Any, check: Any, *arguments: Any):
+    if _is_empty(X, weight):
+        return None
+    X, y, weight = check(X, y, weight)
+    return function(Chunk(X, y, weight, number), *arguments)
+
+
+def _aligned(column: Any, X: Any) -> Any:
+    """Targets or weights in the blocks of X."""
+    from dask import array
+
+    rows = X.chunks[0]
+    unknown = bool(np.isnan(rows).any())
+    if not isinstance(column, array.Array):
+        column = np.asarray(column)
+    if not unknown and column.shape != X.shape[:1]:
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: wanted {X.shape[0]} "
+            f"values, one for each row of X, got an array of shape {column.shape}."
+        )
+    if not isinstance(column, array.Array):
+        return array.from_array(column, chunks=cast(Any, (rows,)))
+    if unknown and column.numblocks == X.numblocks[:1]:
+        return column  # Blocks of unknown length are paired, and each pair is checked.
+    return column.rechunk(cast(Any, (rows,)))
+
+
+def _add(first: Any, second: Any = None) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
 
 
 def _total(parts: Iterable[Total]) -> Total:

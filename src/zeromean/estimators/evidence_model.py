@@ -1,0 +1,206 @@
+"""A model in the search for evidence: some features, their prior precisions, and the posterior.
+
+With s and q what the others leave of a feature's square and of its correlation with the target, its
+best precision is a = s² / (β q² - s), and it adds ½ (β q²/s - 1 - log(β q²/s)) to the log evidence
+(Tipping & Faul, 2003): features enter, leave and move by it, one at a time.
+"""
+
+# scipy makes its BLAS and LAPACK functions at run time.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError
+from scipy.linalg.blas import dger
+from scipy.linalg.lapack import dpotrf, dpotri
+
+from zeromean.estimators.noise_term import NoiseTerm
+from zeromean.estimators.penalty import Array
+from zeromean.estimators.prices import Prices
+from zeromean.estimators.quadratic import Indices, Quadratic
+
+# How far above 1 a feature's β q²/s has to be, at no price, for its prior to be proper.
+MARGIN = 1e-9
+# What is left of the square of a feature that others explain: a copy leaves rounding errors.
+SMALLEST_SHARE = 1e-9
+
+
+@dataclass
+class EvidenceModel:
+    """Mean and covariance are those of the posterior in units of its features, ÷ β."""
+
+    noise: NoiseTerm
+    prices: Prices
+    features: Indices
+    precision: Array
+    noise_precision: float
+    block: Array  # R of the features
+    linear: Array  # b of the features
+    covariance: Array  # V
+    mean: Array  # V b
+    log_det: float  # of V, when it was built
+
+    @classmethod
+    def build(
+        cls,
+        quadratic: Quadratic,
+        noise: NoiseTerm,
+        prices: Prices,
+        features: Indices,
+        precision: Array,
+        noise_precision: float,
+        block: Array | None = None,
+    ) -> EvidenceModel:
+        block = quadratic.block(features, features) if block is None else block
+        linear = quadratic.linear[features]
+        covariance, log_det = inverse(block + np.diag(precision))
+        model = cls(
+            noise,
+            prices,
+            features,
+            precision,
+            noise_precision,
+            block,
+            linear,
+            covariance,
+            covariance @ linear,
+            log_det,
+        )
+        if not noise.fixed:
+            model.noise_precision = noise.count / model.misfit()
+        return model
+
+    def rebuilt(self, quadratic: Quadratic, precision: Array | None = None) -> EvidenceModel:
+        return EvidenceModel.build(
+            quadratic,
+            self.noise,
+            self.prices,
+            self.features,
+            self.precision if precision is None else precision,
+            self.noise_precision,
+            self.block,
+        )
+
+    def misfit(self) -> float:
+        misfit = self.noise.square - float(self.linear @ self.mean)
+        # Not below what rounding leaves of it.
+        return misfit if self.noise.fixed else max(misfit, 1e-13 * self.noise.square)
+
+    def objective(self) -> float:
+        beta = self.noise_precision
+        fit = self.noise.count * np.log(beta) - beta * self.misfit()
+        complexity = self.log_det + np.log(self.precision).sum()
+        return float(0.5 * (fit + complexity) - self.prices.total(len(self.features)))
+
+    def admit(self, quadratic: Quadratic, candidates: Indices) -> bool:
+        """Let candidates in, each if it is still worth its price after those before it."""
+        changed = False
+        for feature in candidates:
+            index = np.array([feature])
+            column = quadratic.block(self.features, index)[:, 0]
+            square = float(quadratic.block(index, index)[0, 0])
+            linear = float(quadratic.linear[feature])
+            projected = self.covariance @ column
+            s = square - float(column @ projected)
+            q = linear - float(column @ self.mean)
+            if s < SMALLEST_SHARE * square:
+                continue
+            ratio = self.noise_precision * q**2 / s
+            if gain(ratio) <= self.prices.of_one_more(len(self.features)) or ratio <= 1 + MARGIN:
+                continue
+            a = s / (ratio - 1)
+            self._insert(feature, column, square, projected, s, q, a, linear)
+            changed = True
+        return changed
+
+    def _insert(
+        self,
+        feature: int,
+        column: Array,
+        square: float,
+        projected: Array,
+        s: float,
+        q: float,
+        a: float,
+        linear: float,
+    ) -> None:
+        size = len(self.features)
+        variance = 1 / (s + a)
+        covariance = np.empty((size + 1, size + 1))
+        covariance[:size, :size] = self.covariance + variance * np.outer(projected, projected)
+        covariance[size, :size] = covariance[:size, size] = -variance * projected
+        covariance[size, size] = variance
+        block = np.empty((size + 1, size + 1))
+        block[:size, :size] = self.block
+        block[size, :size] = block[:size, size] = column
+        block[size, size] = square
+        mean = variance * q
+        self.mean = np.append(self.mean - mean * projected, mean)
+        self.covariance, self.block = covariance, block
+        self.features = np.append(self.features, feature)
+        self.precision = np.append(self.precision, a)
+        self.linear = np.append(self.linear, linear)
+
+    def expel(self) -> bool:
+        """Put features out that are not worth their price, the worst first."""
+        changed = False
+        while len(self.features):
+            gains = gain(self._ratios())
+            worst = int(np.argmin(gains))
+            if gains[worst] > self.prices.of_one_more(len(self.features) - 1):
+                break
+            self._change(worst, np.inf)
+            kept = np.arange(len(self.features)) != worst
+            self.features, self.precision = self.features[kept], self.precision[kept]
+            self.mean, self.linear = self.mean[kept], self.linear[kept]
+            self.block = self.block[np.ix_(kept, kept)]
+            self.covariance = self.covariance[np.ix_(kept, kept)]
+            changed = True
+        return changed
+
+    def sweep(self) -> None:
+        """Move every precision to its optimum given the others."""
+        for j in range(len(self.features)):
+            variance = self.covariance[j, j]
+            s = 1 / variance - self.precision[j]
+            ratio = self._ratios()[j]
+            if ratio > 1 + MARGIN:
+                self._change(j, s / (ratio - 1))
+
+    def _ratios(self) -> Array:
+        """β q²/s of every feature, given the others; 0 for what the others explain completely."""
+        variance = self.covariance.diagonal()
+        s = 1 / variance - self.precision
+        q = self.mean / variance
+        own = s > SMALLEST_SHARE * self.block.diagonal()
+        return np.where(own, self.noise_precision * q**2 / np.where(own, s, 1), 0)
+
+    def _change(self, j: int, precision: float) -> None:
+        row = self.covariance[j].copy()
+        change = precision - self.precision[j]
+        share = 1 / row[j] if np.isinf(change) else change / (1 + change * row[j])
+        self.precision[j] = precision
+        self.mean = self.mean - share * self.mean[j] * row
+        # In place, on the transpose, since BLAS counts by columns.
+        dger(-share, row, row, a=self.covariance.T, overwrite_a=True)
+
+
+def gain(ratio: Array | float) -> Array:
+    """Nats of evidence that a feature with β q²/s = `ratio` adds at its best precision."""
+    return np.where(ratio > 1, 0.5 * (ratio - 1 - np.log(np.maximum(ratio, 1))), 0.0)
+
+
+def inverse(matrix: Array) -> tuple[Array, float]:
+    """Inverse of a positive definite matrix, and the log determinant of that inverse."""
+    if not len(matrix):
+        return matrix, 0.0
+    factor, failed = dpotrf(matrix, lower=True)
+    if failed:
+        raise LinAlgError("a matrix that should be is not positive definite")
+    triangle, _ = dpotri(factor, lower=True)
+    inverse = np.tril(triangle)
+    inverse += np.tril(triangle, -1).T
+    return inverse, -2 * float(np.log(factor.diagonal()).sum())

@@ -1,0 +1,172 @@
+"""What the two regressors share: rows become a least-squares problem, its solution predicts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.base import RegressorMixin, _fit_context
+from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
+
+from zeromean.estimators.linear_model import DTYPES, SparseLinearModel
+from zeromean.estimators.moments import Moments
+from zeromean.estimators.penalty import Array
+from zeromean.estimators.quadratic import ROUNDING, Indices, LeastSquares, from_moments, from_rows
+from zeromean.estimators.rows import ArrayRows, Chunk, Rows
+
+LOG_TWO_PI = float(np.log(2 * np.pi))
+# Above so many features, a matrix of all their correlations would not fit.
+MOST_CORRELATED = 8192
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a solver finds; features are numbered among those that vary."""
+
+    relevant: Indices  # in order
+    weights: Array  # of the relevant features, in their own units
+    covariance: Array
+    log_alpha: Array | float  # of all
+    noise_precision: float
+    evidence: Array  # or its lower bound, by iteration, without the constant
+    num_iterations: int
+    converged: bool
+
+
+# About a constant target: no feature is relevant, and the noise is nil.
+NOTHING = Learned(
+    relevant=np.zeros(0, dtype=np.intp),
+    weights=np.zeros(0),
+    covariance=np.zeros((0, 0)),
+    log_alpha=np.inf,
+    noise_precision=np.inf,
+    evidence=np.array([np.inf]),
+    num_iterations=0,
+    converged=True,
+)
+
+
+class SparseRegressor(RegressorMixin, SparseLinearModel):
+    """What the two regressors share."""
+
+    noise_precision: Any
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X, y, sample_weight=None):
+        """Add rows to those of earlier calls, and fit the model to all of them.
+
+        The answer is that of `fit` on all rows together: sufficient statistics are kept. `fit`
+        keeps none, so that after it this method starts anew.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+            Rows to add.
+        y : array-like of shape (n_samples,)
+            Their targets.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How many times each row counts.
+
+        Returns
+        -------
+        self : object
+        """
+        known = getattr(self, "_moments", None)
+        moments = _moments(Chunk(*self._checked(X, y, sample_weight, reset=known is None)))
+        total = moments if known is None else known + moments
+        self._fit_problem(from_moments(total, fit_intercept=self.fit_intercept))
+        self._moments = total
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Predict targets.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+            Rows.
+        return_std : bool, default=False
+            Whether to return the standard deviation of each target too, noise included.
+
+        Returns
+        -------
+        mean : ndarray of shape (n_samples,)
+        std : ndarray of shape (n_samples,)
+            Only if `return_std`.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, reset=False)
+        mean = X @ self.coef_ + self.intercept_
+        if not return_std:
+            return mean
+        kept = np.flatnonzero(self.relevance_)
+        deviations = X[:, kept]
+        deviations = deviations.toarray() if sparse.issparse(deviations) else deviations
+        deviations = deviations - self._centre[kept]
+        variance = np.einsum("ij,ij->i", deviations @ self.covariance_, deviations)
+        return mean, np.sqrt(variance + 1 / self.noise_precision_)
+
+    def _fit(self, rows: Rows):
+        self._moments = None
+        if isinstance(rows, ArrayRows):
+            num_rows, num_features = rows.X.shape
+            if num_features > min(num_rows, MOST_CORRELATED):
+                return self._fit_problem(_wide_problem(rows.whole(), self.fit_intercept))
+            moments = _moments(rows.whole())
+        else:
+            moments = rows.reduce(_moments)
+        return self._fit_problem(from_moments(moments, fit_intercept=self.fit_intercept))
+
+    def _fit_problem(self, problem: LeastSquares):
+        if problem.count <= 0:
+            raise ValueError("sample_weight must not be zero for every row.")
+        constant = problem.target_square <= problem.count * (ROUNDING * problem.target_mean) ** 2
+        given = isinstance(self.noise_precision, Real)
+        learned = NOTHING if constant and not given else self._solve(problem)
+        self._warn_unless(learned.converged)
+        relevant = problem.features[learned.relevant]
+        num_features = len(problem.mean)
+        self.coef_ = np.zeros(num_features)
+        self.coef_[relevant] = learned.weights
+        self.intercept_ = problem.target_mean - float(problem.mean @ self.coef_)
+        self.log_alpha_ = np.full(num_features, np.inf)
+        self.log_alpha_[problem.features] = learned.log_alpha
+        self.relevance_ = np.zeros(num_features, dtype=bool)
+        self.relevance_[relevant] = True
+        self.covariance_ = learned.covariance
+        self.noise_precision_ = learned.noise_precision
+        self.elbo_ = learned.evidence - 0.5 * problem.count * LOG_TWO_PI
+        self.n_iter_ = learned.num_iterations
+        self._centre = problem.mean
+        return self
+
+    @abstractmethod
+    def _solve(self, problem: LeastSquares) -> Learned: ...
+
+
+def _moments(rows: Chunk) -> Moments:
+    # What is not finite in X shows in its moments, which are smaller.
+    with np.errstate(invalid="ignore", over="ignore"):
+        moments = Moments.of(rows)
+    if not moments.is_finite():
+        _refuse(rows)
+    return moments
+
+
+def _wide_problem(rows: Chunk, fit_intercept: bool) -> LeastSquares:
+    with np.errstate(invalid="ignore", over="ignore"):
+        problem = from_rows(rows, fit_intercept=fit_intercept)
+    # A column of NaN does not count as one that varies.
+    if not (np.isfinite(problem.mean).all() and np.isfinite(problem.scale).all()):
+        _refuse(rows)
+    return problem
+
+
+def _refuse(rows: Chunk) -> None:
+    assert_all_finite(rows.X, input_name="X")
+    assert_all_finite(rows.y, input_name="y")
+    raise ValueError("Squares of X or y are too large for float64; rescale them.")

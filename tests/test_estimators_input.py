@@ -1,0 +1,191 @@
+"""Input that is awkward, or wrong: the answer that it should have, or the error users expect."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import load_iris
+
+from zeromean.estimators import (
+    RVMClassifier,
+    RVMRegressor,
+    VariationalDropoutClassifier,
+    VariationalDropoutRegressor,
+)
+
+REGRESSORS = [VariationalDropoutRegressor(), RVMRegressor()]
+CLASSIFIERS = [VariationalDropoutClassifier(), RVMClassifier()]
+names = {"ids": lambda m: type(m).__name__}
+every = pytest.mark.parametrize("model", REGRESSORS + CLASSIFIERS, **names)
+every_regressor = pytest.mark.parametrize("model", REGRESSORS, **names)
+every_classifier = pytest.mark.parametrize("model", CLASSIFIERS, **names)
+
+
+@pytest.fixture
+def rows():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 12))
+    return X, X @ np.r_[2, -1, 0.5, np.zeros(9)] + 1 + 0.5 * rng.normal(size=120)
+
+
+def targets(model, y):
+    return y if model in REGRESSORS else np.where(y > 1, "b", "a")
+
+
+@every
+@pytest.mark.parametrize("num_rows", [120, 10])
+def test_sparse_columns_with_a_large_offset_cost_no_digits(model, rows, num_rows):
+    X, y = rows[0][:num_rows], targets(model, rows[1])[:num_rows]
+    dense = clone(model).fit(X, y)
+    other = clone(model).fit(sparse.csr_array(X + 1e8), y)
+    np.testing.assert_array_equal(other.relevance_, dense.relevance_)
+    np.testing.assert_allclose(other.coef_, dense.coef_, rtol=1e-5, atol=1e-7)
+
+
+@every
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("num_rows", [120, 10])
+def test_constant_columns_change_nothing(model, rows, form, num_rows):
+    X, y = rows[0][:num_rows], targets(model, rows[1])[:num_rows]
+    plain = clone(model).fit(X, y)
+    constants = np.broadcast_to([0.1, 1 / 3, -1e8, 0, 7e-9], (num_rows, 5))
+    other = clone(model).fit(form(np.column_stack([X, constants])), y)
+    assert not other.relevance_[12:].any()
+    np.testing.assert_allclose(
+        np.atleast_2d(other.coef_)[:, :12], np.atleast_2d(plain.coef_), rtol=1e-8, atol=1e-12
+    )
+
+
+@every
+@pytest.mark.parametrize("num_rows", [120, 10])
+def test_squares_beyond_floats_are_refused(model, rows, num_rows):
+    X, y = rows[0][:num_rows], targets(model, rows[1])[:num_rows]
+    with pytest.raises(ValueError, match=r"Squares of X.* too large for float64; rescale them"):
+        clone(model).fit(1e200 * X, y)
+
+
+@every
+def test_iterations_are_whole(model, rows):
+    with pytest.raises(ValueError, match=r"'max_iter' parameter .* must be an int"):
+        clone(model).set_params(max_iter=2.5).fit(rows[0], targets(model, rows[1]))
+
+
+@every
+def test_path_of_the_objective_has_a_value_for_each_iteration(model, rows):
+    X, y = rows
+    model = clone(model).fit(X, targets(model, y))
+    assert model.elbo_.shape == (np.ravel(model.n_iter_)[0] + 1,)
+
+
+@every
+def test_sample_weights_are_repetitions_to_rounding(model, rows):
+    X, y = rows[0], targets(model, rows[1])
+    weight = np.random.default_rng(1).integers(0, 4, size=120)
+    weighted = clone(model).fit(X, y, sample_weight=weight)
+    repeated = clone(model).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, rtol=1e-8, atol=1e-12)
+
+
+@every
+def test_chunks_without_rows_are_passed_over(model, rows):
+    X, y = rows[0], targets(model, rows[1])
+    whole = clone(model).fit(X, y)
+    chunks = [
+        (X[:0], y[:0]),
+        (X[:50], y[:50]),
+        (X[:9], y[:9], np.zeros(9)),
+        (X[50:], y[50:]),
+        (X[:0], y[:0], np.zeros(0)),
+    ]
+    np.testing.assert_allclose(
+        clone(model).fit_chunks(chunks).coef_, whole.coef_, rtol=1e-8, atol=1e-12
+    )
+    with pytest.raises(ValueError, match="chunks gave no rows"):
+        clone(model).fit_chunks(chunks[:1])
+
+
+@every_regressor
+def test_given_noise_stays_where_the_target_is_constant(model, rows):
+    model = clone(model).set_params(noise_precision=4.0).fit(rows[0], np.ones(120))
+    assert not model.relevance_.any()
+    mean, std = model.predict(rows[0], return_std=True)
+    np.testing.assert_allclose(mean, 1)
+    np.testing.assert_allclose(std, 0.5)
+
+
+@every_classifier
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint16, bool, "U3", object])
+def test_classes_keep_their_type(model, rows, dtype):
+    X, y = rows
+    labels = np.where(y > 1, *(("b", "a") if dtype in ("U3", object) else (1, 0))).astype(dtype)
+    model = clone(model).fit(X, labels)
+    assert model.classes_.dtype == model.predict(X).dtype == labels.dtype
+
+
+@every_classifier
+def test_probabilities_add_to_one_however_far_out(model):
+    X, y = load_iris(return_X_y=True)
+    model = clone(model).fit(X, y)
+    for factor in (1e3, -1e6, 1e12):
+        probabilities = model.predict_proba(factor * X)
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+        np.testing.assert_array_equal(
+            model.classes_[probabilities.argmax(axis=1)], model.predict(factor * X)
+        )
+
+
+@pytest.fixture
+def array():
+    return pytest.importorskip("dask.array")
+
+
+@every
+def test_dask_blocks_of_unknown_and_of_no_length_are_fit(model, rows, array):
+    X, y = rows[0], targets(model, rows[1])
+    blocks = array.from_array(X, chunks=(30, 5))
+    chosen = array.from_array(np.arange(120) >= 30, chunks=30)  # none of the first block
+    there = clone(model).fit(blocks[chosen], array.from_array(y, chunks=30)[chosen])
+    np.testing.assert_allclose(
+        there.coef_, clone(model).fit(X[30:], y[30:]).coef_, rtol=1e-8, atol=1e-12
+    )
+
+
+@every
+def test_dask_input_is_checked_as_arrays_are(model, rows, array):
+    X, y = rows[0], targets(model, rows[1])
+    blocks, labels = array.from_array(X, chunks=(30, 5)), array.from_array(y, chunks=50)
+
+    def refused(message, X, y, sample_weight=None):
+        with pytest.raises(ValueError, match=message):
+            clone(model).fit(X, y, sample_weight=sample_weight)
+
+    refused("inconsistent numbers of samples", blocks, labels[:100])
+    refused("inconsistent numbers of samples", blocks, y[:100])
+    refused("inconsistent numbers of samples", blocks, labels[:, None])
+    refused("Negative values in data passed to `sample_weight`", blocks, labels, -np.ones(120))
+    refused("sample_weight contains NaN", blocks, labels, np.full(120, np.nan))
+    refused("no rows of positive weight", blocks, labels, np.zeros(120))
+    refused("no rows of positive weight", blocks[:0], labels[:0])
+    refused("Expected a dask.array of shape", blocks[:, 0], labels)
+    refused("Expected a dask.array of shape", blocks[:, :0], labels)
+    refused("Complex data not supported", blocks + 1j, labels)
+    refused("y contains NaN", blocks, array.where(blocks[:, 0] > 1, np.nan, 1.0))
+    if model in CLASSIFIERS:
+        refused("Unknown label type", blocks, array.from_array(rows[1], chunks=50))
+
+
+@every
+def test_dask_fit_forgets_the_names_of_an_earlier_one(model, rows, array):
+    X, y = rows[0], targets(model, rows[1])
+    frame = pd.DataFrame(X, columns=[f"feature {n}" for n in range(12)])
+    model = clone(model).fit(frame, y)
+    assert hasattr(model, "feature_names_in_")
+    assert not hasattr(model.fit(array.from_array(X), y), "feature_names_in_")
+
+
+@every
+def test_other_collections_of_dask_are_refused(model, rows):
+    dask = pytest.importorskip("dask")
+    with pytest.raises(TypeError, match=r"Wanted a dask\.array, got Delayed.*; a data frame has"):
+        clone(model).fit(dask.delayed(rows[0]), rows[1])
