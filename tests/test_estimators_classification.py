@@ -98,6 +98,11 @@ def test_probabilities_are_exact_in_their_tails(std):
             np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
+def test_probabilities_do_not_pass_one():
+    std = np.geomspace(0.01, 1e3, 500)
+    assert log_sigmoid.average_probability(1e6 * std, std**2).max() <= 1
+
+
 def test_chunks_have_draws_of_their_own():
     draw = log_sigmoid.Integral(num_samples=10, seed=0)
     mean, variance = np.zeros(50), np.ones(50)

@@ -66,6 +66,25 @@ def test_squares_beyond_floats_are_refused(model, rows, num_rows):
 
 
 @every
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("num_rows", [120, 10])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_missing_values_are_refused(model, rows, form, num_rows, fit_intercept):
+    X, y = rows[0][:num_rows].copy(), targets(model, rows[1])[:num_rows]
+    X[3, 4] = np.nan
+    with pytest.raises(ValueError, match="X contains NaN"):
+        clone(model).set_params(fit_intercept=fit_intercept).fit(form(X), y)
+
+
+@every_regressor
+@pytest.mark.parametrize("num_rows", [120, 10])
+def test_targets_beyond_floats_are_refused(model, rows, num_rows):
+    X, y = rows[0][:num_rows], rows[1][:num_rows]
+    with pytest.raises(ValueError, match="Squares of X or y are too large for float64"):
+        clone(model).fit(X, 1e200 * y)
+
+
+@every
 def test_iterations_are_whole(model, rows):
     with pytest.raises(ValueError, match=r"'max_iter' parameter .* must be an int"):
         clone(model).set_params(max_iter=2.5).fit(rows[0], targets(model, rows[1]))

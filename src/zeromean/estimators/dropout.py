@@ -30,7 +30,7 @@ from zeromean.estimators.penalty import (
 )
 from zeromean.estimators.quadratic import Indices, Quadratic
 
-# How far above 1 a standardised gradient has to be for its weight to leave zero.
+# How far above 1 standard error a gradient has to be for its weight to leave zero.
 ENTRY_MARGIN = 1e-9
 FEWEST_ENTRIES = 10
 HALVINGS = 6
@@ -85,6 +85,18 @@ def minimize_dropout(
     return Solution(v, alpha, here.tau, objective, converged)
 
 
+def entering(pull: Array, num_active: int) -> Indices:
+    """Zero weights that are pulled by more than one standard error, the worst first if many.
+
+    All at once they would explain the same residual many times over.
+    """
+    pulled = np.flatnonzero(pull > 1 + ENTRY_MARGIN)
+    limit = max(FEWEST_ENTRIES, num_active)
+    if len(pulled) > limit:
+        pulled = pulled[np.argpartition(-pull[pulled], limit)[:limit]]
+    return pulled
+
+
 @dataclass(frozen=True)
 class _Point:
     """Weights that are not zero, √ of the noise precision, and the objective there."""
@@ -131,33 +143,21 @@ class _Place:
     def around(cls, quadratic: Quadratic, noise: NoiseTerm, point: _Point) -> _Place:
         active = point.features
         gradient = quadratic.product(active, point.values) - point.tau * quadratic.linear
-        entering = _entering(gradient, active)
-        features = np.concatenate([active, entering])
+        pull = np.abs(gradient)
+        pull[active] = 0
+        new = entering(pull, len(active))
+        features = np.concatenate([active, new])
         return cls(
             quadratic,
             noise,
             point,
-            len(entering),
+            len(new),
             features,
-            np.concatenate([point.values, np.zeros(len(entering))]),
+            np.concatenate([point.values, np.zeros(len(new))]),
             gradient[features],
             quadratic.block(features, features),
             quadratic.linear[features],
         )
-
-
-def _entering(gradient: Array, active: Indices) -> Indices:
-    """Zero weights whose gradient exceeds one standard error, the worst first if they are many.
-
-    All at once they would explain the same residual many times over.
-    """
-    pull = np.abs(gradient)
-    pull[active] = 0
-    entering = np.flatnonzero(pull > 1 + ENTRY_MARGIN)
-    limit = max(FEWEST_ENTRIES, len(active))
-    if len(entering) > limit:
-        entering = entering[np.argpartition(-pull[entering], limit)[:limit]]
-    return entering
 
 
 def _newton_step(place: _Place, *, damping: float) -> _Point | None:

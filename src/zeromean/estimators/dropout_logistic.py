@@ -17,7 +17,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.special import dawsn
 
 from zeromean.estimators.ascent import Ascent, Proposal, ascend
-from zeromean.estimators.dropout import Solution, minimize_dropout
+from zeromean.estimators.dropout import Solution, entering, minimize_dropout
 from zeromean.estimators.evidence import (
     ROUGHLY,
     EvidenceSolution,
@@ -28,12 +28,9 @@ from zeromean.estimators.features import Features
 from zeromean.estimators.logistic import DataTerm, JointCurvatures, QuadraticModel, Slopes, pulls
 from zeromean.estimators.noise_term import NO_NOISE
 from zeromean.estimators.penalty import Array, kl_divergence
-from zeromean.estimators.prices import FixedPrice
+from zeromean.estimators.prices import FREE
 from zeromean.estimators.quadratic import Indices, MatrixQuadratic
 
-FEWEST_ENTRIES = 10
-# How far above 1 a standardised slope has to be for its weight to leave zero.
-ENTRY_MARGIN = 1e-9
 INNER_ITERATIONS = 100
 # From 0.25 on, the damped model is convex, and its optimum lies downhill.
 DAMPINGS = (0, 0.25, *(4.0**power for power in range(12)))
@@ -79,19 +76,19 @@ def search_dropout_logistic(
     model = QuadraticModel.of_all_features(term, forward.posterior)
     if model is None:
         return forward
-    larger = _with_all_that_matter(model, term.count)
+    larger = _with_all_that_matter(model)
     if set(larger.features) == set(forward.posterior.features):
         return forward
     backward = _fit(term, larger, max_iter, tol)
     return forward if forward.bound[-1] >= backward.bound[-1] else backward
 
 
-def _with_all_that_matter(model: QuadraticModel, num_rows: float) -> DropoutPosterior:
+def _with_all_that_matter(model: QuadraticModel) -> DropoutPosterior:
     """The optimum of a quadratic model from a start at which all features have a say."""
-    nothing, free = EvidenceSolution.empty(noise_precision=1.0), FixedPrice(0.0)
-    start = with_all_that_matter(model.quadratic, NO_NOISE, nothing, num_rows, free)
+    nothing = EvidenceSolution.empty(noise_precision=1.0)
+    start = with_all_that_matter(model.quadratic, NO_NOISE, nothing)
     maximize_evidence(
-        model.quadratic, NO_NOISE, start, prices=free, max_iter=INNER_ITERATIONS, tol=ROUGHLY
+        model.quadratic, NO_NOISE, start, prices=FREE, max_iter=INNER_ITERATIONS, tol=ROUGHLY
     )
     v = np.zeros(len(model.chosen))
     v[start.features] = start.mean
@@ -110,31 +107,21 @@ def _fit(
         nonlocal last
         settled = last is not None and np.array_equal(before.features, last)
         last = before.features
-        entering = _entering(before, at)
-        trials = _trials(term, before, at, entering, settled and not len(entering))
-        return Proposal(trials, may_end=not len(entering))
+        new = entering(pulls(before, at), len(before.features))
+        trials = _trials(term, before, at, new, settled and not len(new))
+        return Proposal(trials, may_end=not len(new))
 
     return ascend(term, start, propose, DropoutPosterior.kl, max_iter=max_iter, tol=tol)
 
 
-def _entering(posterior: DropoutPosterior, at: Slopes) -> Indices:
-    """Features that want to leave zero, those with the largest slopes if they are many."""
-    pull = pulls(posterior, at)
-    entering = np.flatnonzero(pull > 1 + ENTRY_MARGIN)
-    limit = max(FEWEST_ENTRIES, len(posterior.features))
-    if len(entering) > limit:
-        entering = entering[np.argpartition(-pull[entering], limit)[:limit]]
-    return entering
-
-
 def _trials(
-    term: DataTerm, before: DropoutPosterior, at: Slopes, entering: Indices, settled: bool
+    term: DataTerm, before: DropoutPosterior, at: Slopes, new: Indices, settled: bool
 ) -> Iterator[DropoutPosterior]:
     if settled and len(before.features):
         newton = _newton_step(before, at, term.joint_curvatures(before), term.fit_intercept)
         if newton is not None:
             yield newton
-    chosen = np.concatenate([before.features, entering])
+    chosen = np.concatenate([before.features, new])
     model = QuadraticModel.about(term, before, at, chosen)
     for damping in DAMPINGS:
         yield _optimum(model, before, damping)

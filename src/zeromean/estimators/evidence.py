@@ -31,7 +31,7 @@ from zeromean.estimators.evidence_model import (
 )
 from zeromean.estimators.noise_term import NoiseTerm
 from zeromean.estimators.penalty import Array
-from zeromean.estimators.prices import FixedPrice, Prices, lower_price
+from zeromean.estimators.prices import FREE, FixedPrice, Prices
 from zeromean.estimators.quadratic import Indices, Quadratic, told_apart
 
 SCORED_AT_ONCE = 4096
@@ -77,8 +77,10 @@ def search_evidence(
     """
     forward = EvidenceSolution.empty(noise_precision)
     maximize_evidence(quadratic, noise, forward, prices=prices, max_iter=max_iter, tol=tol)
-    lower = lower_price(prices, len(quadratic.linear), num_rows)
-    more = with_all_that_matter(quadratic, noise, forward, num_rows, lower)
+    if told_apart(len(quadratic.linear), num_rows):
+        more, lower = with_all_that_matter(quadratic, noise, forward), FREE
+    else:  # Without a price, chance would let in as many features as there are rows.
+        more, lower = forward.restart(), FixedPrice(prices.of_one_more(0) / 2)
     maximize_evidence(quadratic, noise, more, prices=lower, max_iter=max_iter, tol=ROUGHLY)
     backward = more.restart()
     maximize_evidence(quadratic, noise, backward, prices=prices, max_iter=max_iter, tol=tol)
@@ -124,16 +126,10 @@ def maximize_evidence(
 
 
 def with_all_that_matter(
-    quadratic: Quadratic,
-    noise: NoiseTerm,
-    solution: EvidenceSolution,
-    num_rows: float,
-    price: FixedPrice,
+    quadratic: Quadratic, noise: NoiseTerm, solution: EvidenceSolution
 ) -> EvidenceSolution:
-    """A solution, and the features that would be worth a price beside all others at once."""
+    """A solution, and all features that have evidence beside all others at once."""
     num_features = len(quadratic.linear)
-    if not told_apart(num_features, num_rows):
-        return solution.restart()
     everything = np.arange(num_features)
     matrix = quadratic.block(everything, everything)
     matrix[everything, everything] += SMALLEST_SHARE  # Copies of a feature do not matter beside it.
@@ -144,7 +140,7 @@ def with_all_that_matter(
         misfit = noise.square - float(quadratic.linear @ mean)
         noise_precision = max(noise.count - num_features, 0.0) / misfit
     ratio = noise_precision * mean**2 / variance
-    matters = (gain(ratio) > price.nats) & (ratio > 1 + MARGIN)
+    matters = ratio > 1 + MARGIN
     others = ~matters[solution.features]
     return EvidenceSolution(
         np.concatenate([everything[matters], solution.features[others]]),

@@ -26,7 +26,7 @@ from zeromean.estimators.features import Features
 from zeromean.estimators.logistic import DataTerm, QuadraticModel, Slopes, pulls
 from zeromean.estimators.noise_term import NO_NOISE
 from zeromean.estimators.penalty import Array
-from zeromean.estimators.prices import FixedPrice, Prices, lower_price
+from zeromean.estimators.prices import FREE, Prices
 from zeromean.estimators.quadratic import Indices
 
 FEWEST_ENTRIES = 10
@@ -81,30 +81,19 @@ class EvidencePosterior:
 def search_evidence_logistic(
     term: DataTerm, *, prices: Prices, max_iter: int, tol: float
 ) -> Ascent[EvidencePosterior]:
-    """The better of two optima for one class against the rest.
+    """The better of two optima for one class against the rest, as in `search_evidence`.
 
-    From the empty model, and from a larger one at a lower price, for the reasons that
-    `search_evidence` gives.
+    From the empty model, and, where features can be told apart, from all that have evidence.
     """
-    empty = EvidencePosterior.empty(term.start_intercept)
-    forward = _fit(term, empty, prices, max_iter, tol)
-    lower = lower_price(prices, term.num_varying, term.count)
-    larger = _with_all_that_matter(term, forward.posterior, lower)
-    more = _fit(term, larger, lower, max_iter, ROUGHLY).posterior
+    forward = _fit(term, EvidencePosterior.empty(term.start_intercept), prices, max_iter, tol)
+    model = QuadraticModel.of_all_features(term, forward.posterior)
+    if model is None:
+        return forward
+    start = with_all_that_matter(model.quadratic, NO_NOISE, _solution(model, forward.posterior))
+    larger = _posterior(model, _maximum(model, start, FREE))
+    more = _fit(term, larger, FREE, max_iter, ROUGHLY).posterior
     backward = _fit(term, more, prices, max_iter, tol)
     return forward if forward.bound[-1] >= backward.bound[-1] else backward
-
-
-def _with_all_that_matter(
-    term: DataTerm, posterior: EvidencePosterior, price: FixedPrice
-) -> EvidencePosterior:
-    """A posterior that other features join which are worth a price, in its quadratic model."""
-    model = QuadraticModel.of_all_features(term, posterior)
-    if model is None:
-        return EvidencePosterior.empty(term.start_intercept)
-    known = _solution(model, posterior)
-    start = with_all_that_matter(model.quadratic, NO_NOISE, known, term.count, price)
-    return _posterior(model, _maximum(model, start, price))
 
 
 def _fit(

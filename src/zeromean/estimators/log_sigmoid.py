@@ -105,12 +105,13 @@ def higher_derivatives(mean: Array, variance: Array) -> tuple[Array, Array, Arra
 
 def average_probability(mean: Array, variance: Array) -> Array:
     """E σ(m + s y)."""
-    return _average(
+    (average,) = _average(
         lambda logits: (expit(logits),),
         lambda distance, std: (ndtr(-distance / std),),
         mean,
         variance,
-    )[0]
+    )
+    return np.minimum(average, 1.0)  # Weights add up to 1 but for rounding.
 
 
 Functions = tuple[Array, ...]

@@ -18,6 +18,9 @@ from zeromean.estimators.penalty import Array
 from zeromean.estimators.quadratic import Indices, MatrixQuadratic, told_apart
 from zeromean.estimators.rows import Chunk, Rows
 
+# A matrix of more features would take too long to sum over rows.
+MOST_AT_ONCE = 512
+
 
 class Posterior(Protocol):
     """A normal distribution of the weights of some features (in units of `Scaling`)."""
@@ -143,8 +146,8 @@ class QuadraticModel:
 
     @classmethod
     def of_all_features(cls, term: DataTerm, posterior: Posterior) -> QuadraticModel | None:
-        """About a posterior, unless features are too many to be told apart."""
-        if not told_apart(term.num_varying, term.count):
+        """About a posterior, unless features are too many: to be told apart, or for the time."""
+        if term.num_varying > MOST_AT_ONCE or not told_apart(term.num_varying, term.count):
             return None
         at = term.slopes(posterior)
         others = at.spread > 0

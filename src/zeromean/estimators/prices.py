@@ -7,8 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from zeromean.estimators.quadratic import ROWS_A_FEATURE
-
 
 class Prices(Protocol):
     """The price of one feature more in a model of `size`, and the sum of those before it."""
@@ -23,15 +21,6 @@ def prices_of(threshold: float | str, num_features: int) -> Prices:
     return LearnedPrice(num_features) if threshold == "auto" else FixedPrice(float(threshold))
 
 
-def lower_price(prices: Prices, num_features: int, num_rows: float) -> FixedPrice:
-    """A price for models to start from: more features than will remain, but not too many.
-
-    At the log of a number of features, chance alone lets in one of so many.
-    """
-    by_chance = float(np.log(max(ROWS_A_FEATURE * num_features / num_rows, 1.0)))
-    return FixedPrice(min(by_chance, prices.of_one_more(0) / 2))
-
-
 @dataclass(frozen=True)
 class FixedPrice:
     """The same for every feature."""
@@ -43,6 +32,9 @@ class FixedPrice:
 
     def total(self, size: int) -> float:
         return self.nats * size
+
+
+FREE = FixedPrice(0.0)
 
 
 @dataclass(frozen=True)

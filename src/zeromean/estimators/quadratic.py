@@ -21,7 +21,7 @@ from zeromean.estimators.rows import Chunk
 
 Indices = NDArray[np.intp]
 # With fewer rows for each feature, features can hardly be told apart.
-ROWS_A_FEATURE = 4
+ROWS_A_FEATURE = 2
 # A matrix of more features would take too long to invert.
 MOST_AT_ONCE = 2048
 # A column whose deviations are of the size of rounding errors of its values is constant.

@@ -21,6 +21,7 @@ from zeromean.estimators.rows import ArrayRows, Chunk, Rows
 LOG_TWO_PI = float(np.log(2 * np.pi))
 # Above so many features, a matrix of all their correlations would not fit.
 MOST_CORRELATED = 8192
+TOO_LARGE = "Squares of X or y are too large for float64; rescale them."
 
 
 @dataclass(frozen=True)
@@ -153,20 +154,16 @@ def _moments(rows: Chunk) -> Moments:
     with np.errstate(invalid="ignore", over="ignore"):
         moments = Moments.of(rows)
     if not moments.is_finite():
-        _refuse(rows)
+        assert_all_finite(rows.X, input_name="X")
+        assert_all_finite(rows.y, input_name="y")
+        raise ValueError(TOO_LARGE)
     return moments
 
 
 def _wide_problem(rows: Chunk, fit_intercept: bool) -> LeastSquares:
-    with np.errstate(invalid="ignore", over="ignore"):
-        problem = from_rows(rows, fit_intercept=fit_intercept)
-    # A column of NaN does not count as one that varies.
-    if not (np.isfinite(problem.mean).all() and np.isfinite(problem.scale).all()):
-        _refuse(rows)
-    return problem
-
-
-def _refuse(rows: Chunk) -> None:
     assert_all_finite(rows.X, input_name="X")
-    assert_all_finite(rows.y, input_name="y")
-    raise ValueError("Squares of X or y are too large for float64; rescale them.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        problem = from_rows(rows, fit_intercept=fit_intercept)
+    if not np.isfinite([*problem.scale, problem.target_square]).all():
+        raise ValueError(TOO_LARGE)
+    return problem

@@ -13,14 +13,17 @@ from functools import reduce
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils.validation import _num_samples
 
 from zeromean.estimators.penalty import Array
 
 Total = TypeVar("Total")
-# Numbers in a slice of an array, which should fit a core's cache, unless its rows were too few.
+# Numbers in a slice of an array, which should fit a core's cache, unless its rows were too few; in
+# a sparse one most of them are zeros.
 SLICE_SIZE = 2**17
 FEWEST_ROWS = 128
+FEWEST_SPARSE_ROWS = 8192
 
 
 class Chunk(NamedTuple):
@@ -61,7 +64,8 @@ class ArrayRows:
 
     def _slices(self) -> Iterator[Chunk]:
         num_rows, num_features = self.X.shape
-        size = max(SLICE_SIZE // num_features, FEWEST_ROWS)
+        fewest = FEWEST_SPARSE_ROWS if sparse.issparse(self.X) else FEWEST_ROWS
+        size = max(SLICE_SIZE // num_features, fewest)
         for number, start in enumerate(range(0, num_rows, size)):
             part = slice(start, start + size)
             weight = None if self.weight is None else self.weight[part]
