@@ -105,8 +105,8 @@ def maximize_evidence(
         solution.num_iterations += 1
         changed = model.admit(quadratic, _candidates(quadratic, model))
         changed |= model.expel()
-        # Single updates accumulate rounding errors.
-        model = model.rebuilt(quadratic)
+        if changed:  # Single updates accumulate rounding errors.
+            model = model.rebuilt(quadratic)
         better = _newton_step(quadratic, model)
         if better is None:
             model.sweep()

@@ -153,11 +153,11 @@ class EvidenceModel:
             if gains[worst] > self.prices.of_one_more(len(self.features) - 1):
                 break
             self._change(worst, np.inf)
-            kept = np.arange(len(self.features)) != worst
+            kept = np.delete(np.arange(len(self.features)), worst)
             self.features, self.precision = self.features[kept], self.precision[kept]
             self.mean, self.linear = self.mean[kept], self.linear[kept]
-            self.block = self.block[np.ix_(kept, kept)]
-            self.covariance = self.covariance[np.ix_(kept, kept)]
+            self.block = self.block[kept[:, None], kept]
+            self.covariance = self.covariance[kept[:, None], kept]
             changed = True
         return changed
 
@@ -184,8 +184,8 @@ class EvidenceModel:
         share = 1 / row[j] if np.isinf(change) else change / (1 + change * row[j])
         self.precision[j] = precision
         self.mean = self.mean - share * self.mean[j] * row
-        # In place, on the transpose, since BLAS counts by columns.
-        dger(-share, row, row, a=self.covariance.T, overwrite_a=True)
+        # On the transpose, since BLAS counts by columns: in place where it can be.
+        self.covariance = dger(-share, row, row, a=self.covariance.T, overwrite_a=True).T
 
 
 def gain(ratio: Array | float) -> Array:
@@ -200,7 +200,7 @@ def inverse(matrix: Array) -> tuple[Array, float]:
     factor, failed = dpotrf(matrix, lower=True)
     if failed:
         raise LinAlgError("a matrix that should be is not positive definite")
-    triangle, _ = dpotri(factor, lower=True)
-    inverse = np.tril(triangle)
-    inverse += np.tril(triangle, -1).T
-    return inverse, -2 * float(np.log(factor.diagonal()).sum())
+    triangle, _ = dpotri(factor, lower=True)  # The other one is zero.
+    full = triangle + triangle.T
+    np.fill_diagonal(full, triangle.diagonal())
+    return full, -2 * float(np.log(factor.diagonal()).sum())
