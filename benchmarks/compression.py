@@ -9,7 +9,6 @@ ratios over alternating pairs, as in `run.py`; "dense" is the same network in pl
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT / "src"))
 
+import environment  # noqa: E402
 import torch  # noqa: E402
 from harness import cpu_ratio  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
@@ -200,8 +200,11 @@ def main() -> None:
         rows += measure(subject, network, repeats=options.repeats)
     print(table(rows))
     if options.output:
-        record = [{**asdict(row), "verdict": row.verdict} for row in rows]
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
+        record = environment.describe("torch") | {
+            "trained": [name for name in SUBJECTS if getattr(options, name) is not None],
+            "rows": [{**asdict(row), "verdict": row.verdict} for row in rows],
+        }
+        environment.write(options.output, record)
 
 
 if __name__ == "__main__":

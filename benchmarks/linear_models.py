@@ -8,10 +8,8 @@ in ours: the larger, the better for us. With --output the record is written as J
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import time
@@ -19,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ if os.environ.get("OMP_NUM_THREADS") != "1":
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+import environment
 import numpy as np
 from harness import cpu_ratio, peak_mebibytes
 from sklearn.linear_model import ARDRegression, LassoCV, LogisticRegressionCV
@@ -88,8 +86,9 @@ def main() -> int:
             flush=True,
         )
     if options.output:
-        record = {"rows": results, "first_fits": first_fits, "streams": streams, **_environment()}
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
+        record = environment.describe("numpy", "scipy", "scikit-learn", "sklearn-rvm", "fastrvm")
+        record |= {"rows": results, "first_fits": first_fits, "streams": streams}
+        environment.write(options.output, record)
     return 0
 
 
@@ -239,21 +238,6 @@ def _chunks(count: int) -> Iterator[tuple[Any, Any]]:
         # New rows at little cost: every chunk is another mixture of the first one's rows.
         order = rng.permutation(STREAM_CHUNK)
         yield X + X[order], y + y[order]
-
-
-def _environment() -> dict[str, Any]:
-    packages = ("zeromean", "numpy", "scipy", "scikit-learn", "sklearn-rvm", "fastrvm")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        "packages": versions,
-    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Puts the committed record into README.md and docs/speed.md, between their markers.
+"""Puts the committed records into README.md and the documentation, between their markers.
 
 python benchmarks/publish.py            writes
 python benchmarks/publish.py --check    says whether they are up to date
@@ -7,11 +7,12 @@ python benchmarks/publish.py --check    says whether they are up to date
 import json
 import re
 import sys
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-RECORD = PROJECT / "results" / "benchmarks.json"
+RESULTS = PROJECT / "results"
 MARKERS = re.compile(r"(<!-- speed:begin -->\n).*?(<!-- speed:end -->)", re.DOTALL)
 # What the README shows; docs/speed.md has everything, with the bounds that we set ourselves.
 MAIN_GROUPS = (
@@ -21,16 +22,29 @@ MAIN_GROUPS = (
     "20 samples, LeNet-5-Caffe, batch 128, in 20 deterministic passes",
     "20 samples, LeNet-5-Caffe, batch 1, in 20 deterministic passes",
 )
+FIRST_FIT = "variational dropout, first fit of a process"
+STREAM_COLUMNS = {
+    "rows": "{:,}",
+    "seconds": "{:.2f}",
+    "microseconds_a_row": "{:.2f}",
+    "peak_mebibytes": "{:.0f}",
+}
 
 
 def main() -> int:
-    record = json.loads(RECORD.read_text())
+    pages = {
+        "README.md": partial(tables, groups=MAIN_GROUPS),
+        "docs/speed.md": partial(tables, groups=None),
+        "docs/linear_models.md": linear_models,
+        "docs/compression.md": compression,
+    }
     stale = []
-    for path, groups in ((PROJECT / "README.md", MAIN_GROUPS), (PROJECT / "docs/speed.md", None)):
+    for name, write in pages.items():
+        path = PROJECT / name
         text = path.read_text()
-        wanted = MARKERS.sub(lambda m, g=groups: m[1] + tables(record, g) + m[2], text)
+        wanted = MARKERS.sub(lambda m, write=write: m[1] + write() + m[2], text)
         if wanted != text:
-            stale.append(path.name)
+            stale.append(name)
             if "--check" not in sys.argv:
                 path.write_text(wanted)
     if stale:
@@ -38,38 +52,97 @@ def main() -> int:
     return int(bool(stale) and "--check" in sys.argv)
 
 
-def tables(record: dict, groups: tuple[str, ...] | None) -> str:
-    packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
+def tables(groups: tuple[str, ...] | None) -> str:
+    record = _record("benchmarks")
     parts = [
-        f"torch {record['torch']}, {record['cpu']}, one thread, float32, {record['date']}; "
-        f"{packages}. Median [inter-quartile range]; gaps under 7% are ties.\n"
+        f"torch {record['torch']}, {_circumstances(record)}. "
+        "Median [inter-quartile range]; gaps under 7% are ties.\n"
     ]
     for group, rows in groupby(record["rows"], key=lambda row: row["group"]):
         if groups is None or group in groups:
-            parts.append(f"**{group}**\n\n{_table(list(rows), with_bounds=groups is None)}\n")
+            parts.append(f"**{group}**\n\n{_comparison(list(rows), with_bounds=groups is None)}\n")
     return "\n".join(parts)
 
 
-def _table(rows: list[dict], *, with_bounds: bool) -> str:
+def linear_models() -> str:
+    record = _record("linear_models")
+    fits = [["rows × features", "ours", "peer", "times faster", "must reach"]]
+    fits += [
+        [
+            row["size"],
+            row["ours"],
+            row["peer"],
+            _with_quartiles(row, "median", 1),
+            _bound(row["must"]),
+        ]
+        for row in record["rows"]
+    ]
+    fits += [
+        [first["size"], FIRST_FIT, "ARDRegression", f"{first['ratio']:.1f}", "5"]
+        for first in record["first_fits"]
+    ]
+    streams = [["rows streamed, × 100", "seconds", "µs a row", "peak memory, MiB"]]
+    streams += [
+        [form.format(stream[key]) for key, form in STREAM_COLUMNS.items()]
+        for stream in record["streams"]
+    ]
+    note = f"{_circumstances(record)}. CPU time; median [inter-quartile range].\n"
+    return "\n".join([note, _table(fits), "", _table(streams), ""])
+
+
+def compression() -> str:
+    record = _record("compression")
+    lines = [["network", "", "times", "must reach", "aim"]]
+    lines += [
+        [row["network"], row["what"], _with_quartiles(row, "factor", 1), *map(_bound, _goals(row))]
+        for row in record["rows"]
+    ]
+    note = f"{_circumstances(record)}. CPU time; median [inter-quartile range].\n"
+    return "\n".join([note, _table(lines), ""])
+
+
+def _record(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def _circumstances(record: dict) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
+    return f"{record['cpu']}, one thread, float32, {record['date']}; {packages}"
+
+
+def _comparison(rows: list[dict], *, with_bounds: bool) -> str:
     bounded = with_bounds and any(row["must_reach"] is not None for row in rows)
-    head = ["", rows[0]["unit"], *(["must reach", "aim"] if bounded else [])]
-    lines = [head, ["---"] * len(head)]
+    lines = [["", rows[0]["unit"], *(["must reach", "aim"] if bounded else [])]]
     for row in rows:
-        cells = [row["name"], _value(row)]
-        if bounded:
-            cells += ["" if row[k] is None else f"{row[k]:g}" for k in ("must_reach", "aim")]
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        bounds = [_bound(row[key]) for key in ("must_reach", "aim")] if bounded else []
+        lines.append([row["name"], _value(row), *bounds])
+    return _table(lines)
 
 
 def _value(row: dict) -> str:
     if "value" not in row:
         return row["verdict"]
-    digits = {"ratio": 2, "MiB": 1, "s": 3}[row["unit"]]
-    text = f"{row['value']:.{digits}f}"
+    return _with_quartiles(row, "value", {"ratio": 2, "MiB": 1, "s": 3}[row["unit"]])
+
+
+def _with_quartiles(row: dict, key: str, digits: int) -> str:
+    text = f"{row[key]:,.{digits}f}"
     if row["lower"] != row["upper"]:
-        text += f" [{row['lower']:.{digits}f}, {row['upper']:.{digits}f}]"
+        text += f" [{row['lower']:,.{digits}f}, {row['upper']:,.{digits}f}]"
     return text
+
+
+def _goals(row: dict) -> tuple[float | None, float | None]:
+    return row["must"], row["aim"]
+
+
+def _bound(bound: float | None) -> str:
+    return "" if bound is None else f"{bound:g}"
+
+
+def _table(lines: list[list[str]]) -> str:
+    head, *body = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
 """Turns readings into the printed tables and into one JSON record."""
 
-import datetime
-import json
-import os
-import platform
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
+import environment
 import roster
 import torch
 from measurements import Reading, Settings
@@ -62,21 +59,14 @@ def tables(results: list[Result]) -> str:
 
 
 def write(path: Path, results: list[Result], settings: Settings) -> None:
-    """Writes the record under a temporary name first: an interrupted run leaves nothing."""
-    record = {
-        "date": datetime.date.today().isoformat(),
+    record = environment.describe() | {
         "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": _cpu_model(),
         "threads": torch.get_num_threads(),
         "packages": roster.versions(),
         "settings": asdict(settings),
         "rows": [_as_dict(result) for result in results],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(temporary, path)
+    environment.write(path, record)
 
 
 def _table(results: list[Result]) -> str:
@@ -101,11 +91,3 @@ def _as_dict(result: Result) -> dict:
 
 def _bounds(row: Row) -> tuple[float | None, float | None]:
     return row.must, row.aim
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
