@@ -10,9 +10,10 @@ from gymnasium.utils.env_checker import check_env
 from torch import nn
 
 import zeromean as zm
-from zeromean.experiments import bandit, fig6, policy_gradient
+from zeromean.experiments import bandit, fig6
 from zeromean.experiments.deep_sea_environment import LEFT, RIGHT, DeepSea
-from zeromean.experiments.policy_gradient import METHODS, Episodes, Learner, Settings, Task, train
+from zeromean.experiments.environments import Acrobots, Environments, Task, make_environment
+from zeromean.experiments.policy_gradient import METHODS, Episodes, Learner, Settings, train
 
 CARTPOLE = fig6.TASKS["cartpole"]
 SMALL = Settings(episodes=6, width=8, lr=1e-2)
@@ -55,7 +56,7 @@ def test_an_interrupted_training_ends_with_the_same_scores(monkeypatch, tmp_path
 
 def learner_of(method, seeds=(0, 1), **settings):
     settings = {"episodes": 1, "width": 8, **settings}
-    return Learner(policy_gradient.make_environment(CARTPOLE), method, seeds, Settings(**settings))
+    return Learner(make_environment(CARTPOLE), method, seeds, Settings(**settings))
 
 
 @every_method
@@ -215,3 +216,26 @@ def test_linear_thompson_sampling_learns_a_separable_problem():
     wrong = bandit._play_linear(contexts, labels, bandit.Config(batch_size=5))
     assert sum(wrong[:100]) > 30
     assert sum(wrong[-100:]) < 15
+
+
+def test_acrobots_move_as_gymnasiums_do():
+    task, shape = fig6.TASKS["acrobot"], (2, 3)
+    ours, theirs = Acrobots(task, shape), Environments(task, shape)
+    generator = np.random.default_rng(0)
+    ended, timed_out = np.zeros(shape, bool), np.zeros(shape, bool)
+    seeds = generator.integers(1000, size=shape)
+    for environments in (ours, theirs):
+        environments.reset(seeds)
+    for _ in range(task.time_limit):
+        # Pushing with the movement swings some of them up; the first one rests.
+        actions = np.where(theirs.observed[..., 5] > 0, 2, 0)
+        actions[0, 0] = 1
+        running = ~ended & ~timed_out
+        steps = [environments.step(actions, running) for environments in (ours, theirs)]
+        for our_array, their_array in zip(*steps, strict=True):
+            np.testing.assert_array_equal(our_array, their_array)
+        np.testing.assert_allclose(ours.observed, theirs.observed, atol=1e-5)
+        ended |= steps[0].ended
+        timed_out |= steps[0].timed_out
+    assert timed_out[0, 0]
+    assert ended.sum() > 1

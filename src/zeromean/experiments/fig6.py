@@ -11,8 +11,9 @@ import numpy as np
 
 from zeromean.experiments import policy_gradient
 from zeromean.experiments.claims import Claim
+from zeromean.experiments.environments import Task
 from zeromean.experiments.figure import figure, over_seeds
-from zeromean.experiments.policy_gradient import METHODS, Settings, Task
+from zeromean.experiments.policy_gradient import METHODS, Settings
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "Figure 6: policies with a variance layer explore (CartPole, Acrobot)"

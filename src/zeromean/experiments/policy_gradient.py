@@ -21,6 +21,12 @@ import torch
 from torch import Tensor, nn
 
 import zeromean as zm
+from zeromean.experiments.environments import (
+    Environments,
+    Task,
+    make_environment,
+    make_environments,
+)
 
 # Standard deviations with which noisy networks start: Fortunato et al. (2017), section 3.2. The
 # factorized noise there has variance 2/π in place of 1.
@@ -42,16 +48,6 @@ METHODS: dict[str, Callable[[int], nn.Module]] = {
     ),
     "variance": lambda width: zm.Linear(width, width, sampler=zm.weight),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """An environment and how its observations are scaled: (observation − shift) / scale."""
-
-    environment: str
-    time_limit: int
-    scale: tuple[float, ...]
-    shift: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +96,8 @@ def train(
     """
     if method not in METHODS:
         raise ValueError(f"there is no policy {method!r}; choose from {', '.join(METHODS)}.")
-    environments = [
-        [make_environment(task) for _ in range(1 + settings.evaluations)] for _ in seeds
-    ]
-    learner = Learner(environments[0][0], method, seeds, settings)
+    environments = make_environments(task, (len(seeds), 1 + settings.evaluations))
+    learner = Learner(make_environment(task), method, seeds, settings)
     scores: list[list[list[float]]] = []
     if checkpoint is not None and checkpoint.exists():
         scores = learner.restore(checkpoint)
@@ -124,37 +118,6 @@ def train(
         # What round k + 1 evaluates is the policy after k updates.
         "evaluation": by_seed[:, 1:, 1:].mean(-1).tolist(),
     }
-
-
-def make_environment(task: Task) -> Any:
-    """A gymnasium environment with a discrete set of actions."""
-    try:
-        import gymnasium as gym
-    except ImportError:
-        raise ImportError(
-            "reinforcement learning needs gymnasium; run: pip install 'zeromean[experiments]'"
-        ) from None
-    try:
-        environment = gym.make(
-            task.environment, max_episode_steps=task.time_limit, disable_env_checker=True
-        )
-    except gym.error.Error as error:
-        raise ValueError(
-            f"gymnasium cannot make {task.environment!r} ({error}); see gymnasium.pprint_registry()"
-            " for the environments that there are."
-        ) from None
-    if not isinstance(environment.action_space, gym.spaces.Discrete):
-        raise ValueError(
-            f"the policies here choose among a number of actions, and {task.environment} has the "
-            f"action space {environment.action_space}; use one with a Discrete action space."
-        )
-    shape = environment.observation_space.shape
-    if shape is None or len(shape) != 1:
-        raise ValueError(
-            f"the policies here read vectors, and {task.environment} has the observation space "
-            f"{environment.observation_space}; flatten it with a wrapper."
-        )
-    return environment
 
 
 class Learner:
@@ -319,43 +282,30 @@ class Learner:
 def _play(
     task: Task,
     learner: Learner,
-    environments: list[list[Any]],
+    environments: Environments,
     seeds: Sequence[int],
     noise: dict[str, Tensor],
     episode: int,
 ) -> tuple[Episodes, np.ndarray]:
     """An episode in every environment: the first of a seed trains, the others evaluate."""
-    shape = len(environments), len(environments[0])
+    shape = len(seeds), 1 + learner.settings.evaluations
     policy = learner.drawn_policy(noise)
     generators = [np.random.default_rng([seed, episode]) for seed in seeds]
     uniform = np.stack([generator.random((task.time_limit, shape[1])) for generator in generators])
-    reset_seeds = [generator.integers(2**31, size=shape[1]) for generator in generators]
-    observed = np.array(
-        [
-            [environment.reset(seed=int(s))[0] for environment, s in zip(row, own, strict=True)]
-            for row, own in zip(environments, reset_seeds, strict=True)
-        ],
-        dtype=np.float32,
-    )
-    scale = np.array(task.scale, dtype=np.float32)
-    shift = np.array(task.shift or np.zeros_like(scale), dtype=np.float32)
+    environments.reset(np.stack([g.integers(2**31, size=shape[1]) for g in generators]))
     running = np.ones(shape, dtype=bool)
     cut_off = np.zeros(shape, dtype=bool)
     totals = np.zeros(shape)
     steps: list[tuple[np.ndarray, ...]] = []
     while running.any():
-        inputs = (observed - shift) / scale
+        inputs = environments.observed
         scores = learner.settings.sharpness * policy(torch.from_numpy(inputs))
         actions = _sampled(scores, uniform[:, len(steps)])
-        rewards = np.zeros(shape, dtype=np.float32)
-        was_running = running[:, 0].copy()
-        for i, j in np.argwhere(running):
-            observation, reward, ended, timed_out, _ = environments[i][j].step(int(actions[i, j]))
-            observed[i, j], rewards[i, j] = observation, reward
-            running[i, j] = not (ended or timed_out)
-            cut_off[i, j] = timed_out and not ended
+        rewards, ended, timed_out = environments.step(actions, running)
         totals += rewards
-        steps.append((inputs[:, 0], actions[:, 0].copy(), rewards[:, 0], was_running))
+        steps.append((inputs[:, 0], actions[:, 0], rewards[:, 0], running[:, 0]))
+        cut_off |= timed_out
+        running = running & ~ended & ~timed_out
     inputs, actions, rewards, was_running = (
         torch.from_numpy(np.stack(column, axis=1)) for column in zip(*steps, strict=True)
     )
@@ -365,7 +315,7 @@ def _play(
         actions[:, :longest],
         rewards[:, :longest],
         was_running[:, :longest],
-        torch.from_numpy((observed[:, 0] - shift) / scale),
+        torch.from_numpy(environments.observed[:, 0]),
         torch.from_numpy(cut_off[:, 0]),
     )
     return episodes, totals
