@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zeromean.experiments import lenet
@@ -29,11 +29,13 @@ class Config(lenet.Settings):
 
     priors: tuple[str, ...] = PRIORS
     """log-uniform, student-t (quadrature), student-t-sample (one sample, as the paper did), ard."""
-    short_epochs: int = 60
+    short_epochs: int = 30
     """At most so many passes for the priors other than log-uniform."""
+    short_log_alpha_lr: float = 0.03
+    """Adam's learning rate for log α in these."""
 
 
-QUICK = Config(**lenet.QUICK)
+QUICK = Config(**lenet.QUICK, short_log_alpha_lr=0.1)
 SMOKE = Config(**lenet.SMOKE)
 CLAIMS = [
     claim
@@ -78,8 +80,11 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     results = {}
     for prior in config.priors:
         network = lenet.Network(posterior="layer", prior=prior)
-        short = prior != "log-uniform"
-        settings = lenet.at_most(config, config.short_epochs) if short else config
+        settings = config
+        if prior != "log-uniform":
+            settings = replace(
+                lenet.at_most(config, config.short_epochs), log_alpha_lr=config.short_log_alpha_lr
+            )
         trained = lenet.train(prior, network, settings, log)
         keys = [*CURVES, "certificate", "change"]
         curves = {key: [row[key] for row in trained.history] for key in keys}

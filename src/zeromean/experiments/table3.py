@@ -41,9 +41,9 @@ NOTES = (
 class Config(lenet.Settings):
     """Networks that differ by their variance layers, and by whether BatchNorm shifts."""
 
-    epochs: int = 60
+    epochs: int = 40
     """Passes over the training set; the paper has 200."""
-    short_epochs: int = 30
+    short_epochs: int = 20
     """At most so many where dense1 is no variance layer: those networks learn faster."""
     strict_epochs: int = 15
     """At most so many for the networks without a shift, which have little to learn."""
