@@ -497,6 +497,18 @@ def test_configuration_without_the_metric_is_not_measured(tmp_path):
     assert "○ not measured 1" in Page(output.read_text("utf-8")).text
 
 
+def test_epochs_are_those_of_each_network_where_they_differ(tmp_path):
+    def text(record, folder):
+        output = build(write_records(tmp_path / folder, [record]), tmp_path / f"{folder}.html")
+        return Page(output.read_text("utf-8")).text
+
+    record = made_up_records()[1]
+    assert "200 epochs" in text(record, "one")
+    for run in record["runs"]:
+        run["metrics"] |= {"layer.epochs": 200, "zero.epochs": 200, "neuron.epochs": 60}
+    assert "epochs: layer, zero 200; neuron 60" in text(record, "several")
+
+
 def figure(trace, **changes):
     record = made_up_records()[0]
     record["figures"] = [record["figures"][0] | {"traces": [trace]} | changes]

@@ -32,10 +32,7 @@ def _section(part: Section) -> str:
     ]
     table = "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
     seeds = f"seeds {shown.seeds}" if shown.num_runs > 1 else f"one seed, {shown.seeds}"
-    facts = [seeds, shown.duration]
-    epochs = [value for key, value, _ in shown.config if key == "epochs"]
-    if epochs:
-        facts.insert(0, f"{epochs[0]} epochs")
+    facts = [*filter(None, [shown.epochs]), seeds, shown.duration]
     return "\n\n".join(
         [
             f"## {part.title}",

@@ -44,6 +44,8 @@ class Group:
     """Name, mean ± standard error, number of seeds."""
     config: list[tuple[str, str, bool]]
     """Key, value, whether it differs from the first configuration."""
+    epochs: str
+    """Empty where nothing is trained by epochs; for each network where they differ."""
     seeds: str
     num_runs: int
     duration: str
@@ -145,6 +147,7 @@ def _group(runs: list[Run], claims: list[Claim], first: Run) -> Group:
             (key, format_setting(value), key not in first.config or first.config[key] != value)
             for key, value in runs[0].config.items()
         ],
+        epochs=_epochs(runs[0]),
         seeds=format_seeds([run.seed for run in runs]),
         num_runs=len(runs),
         duration=format_seconds(total) + each,
@@ -176,6 +179,20 @@ def _metrics(runs: list[Run]) -> list[tuple[str, str, int]]:
         if all(isinstance(value, int | float) for value in values):
             table.append((name, format_summary(summarize(values)), len(values)))
     return table
+
+
+def _epochs(run: Run) -> str:
+    """As the metrics of its networks say, or as its settings do."""
+    networks: dict[str, list[str]] = {}
+    for key, value in run.metrics.items():
+        if key.endswith(".epochs"):
+            networks.setdefault(format_number(value), []).append(key.removesuffix(".epochs"))
+    if len(networks) > 1:
+        return "epochs: " + "; ".join(
+            f"{', '.join(names)} {epochs}" for epochs, names in networks.items()
+        )
+    epochs = next(iter(networks), run.config.get("epochs"))
+    return f"{epochs} epochs" if epochs else ""
 
 
 def _environments(runs: list[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
