@@ -29,10 +29,12 @@ class Config(lenet.Settings):
 
     priors: tuple[str, ...] = PRIORS
     """log-uniform, student-t (quadrature), student-t-sample (one sample, as the paper did), ard."""
-    short_epochs: int = 30
+    short_epochs: int = 40
     """At most so many passes for the priors other than log-uniform."""
+    short_lr: float = 2e-3
+    """Adam's learning rate in these: log α rises as fast as the means shrink."""
     short_log_alpha_lr: float = 0.03
-    """Adam's learning rate for log α in these."""
+    """The same for log α."""
 
 
 QUICK = Config(**lenet.QUICK, short_log_alpha_lr=0.1)
@@ -83,7 +85,9 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         settings = config
         if prior != "log-uniform":
             settings = replace(
-                lenet.at_most(config, config.short_epochs), log_alpha_lr=config.short_log_alpha_lr
+                lenet.at_most(config, config.short_epochs),
+                lr=config.short_lr,
+                log_alpha_lr=config.short_log_alpha_lr,
             )
         trained = lenet.train(prior, network, settings, log)
         keys = [*CURVES, "certificate", "change"]

@@ -27,8 +27,11 @@ class Config(lenet.Settings):
 
     epochs: int = 30
     """Passes over the training set. The paper has 200, with one rate for everything."""
+    lr: float = 2e-3
+    """Adam's learning rate, with which log α gets in fewer passes to where the paper's ends: it
+    rises as fast as the means shrink."""
     log_alpha_lr: float = 0.03
-    """Adam's learning rate for log α, which gets it in fewer passes to where the paper's ends."""
+    """The same for log α."""
 
 
 QUICK = Config(**lenet.QUICK)
