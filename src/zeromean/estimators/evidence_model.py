@@ -146,27 +146,34 @@ class EvidenceModel:
 
     def expel(self) -> bool:
         """Put features out that are not worth their price, the worst first."""
-        changed = False
-        while len(self.features):
-            gains = gain(self._ratios())
+        kept = np.ones(len(self.features), dtype=bool)
+        count = len(kept)
+        while count:
+            gains = np.where(kept, gain(self._ratios()), np.inf)
             worst = int(np.argmin(gains))
-            if gains[worst] > self.prices.of_one_more(len(self.features) - 1):
+            if gains[worst] > self.prices.of_one_more(count - 1):
                 break
             self._change(worst, np.inf)
-            kept = np.delete(np.arange(len(self.features)), worst)
-            self.features, self.precision = self.features[kept], self.precision[kept]
-            self.mean, self.linear = self.mean[kept], self.linear[kept]
-            self.block = self.block[kept[:, None], kept]
-            self.covariance = self.covariance[kept[:, None], kept]
-            changed = True
-        return changed
+            self.covariance[worst, worst] = 1  # Zero would be divided by.
+            kept[worst] = False
+            count -= 1
+        if count == len(kept):
+            return False
+        left = np.flatnonzero(kept)
+        self.features, self.precision = self.features[left], self.precision[left]
+        self.mean, self.linear = self.mean[left], self.linear[left]
+        self.block = self.block[left[:, None], left]
+        self.covariance = self.covariance[left[:, None], left]
+        return True
 
     def sweep(self) -> None:
         """Move every precision to its optimum given the others."""
         for j in range(len(self.features)):
-            variance = self.covariance[j, j]
-            s = 1 / variance - self.precision[j]
-            ratio = self._ratios()[j]
+            variance = float(self.covariance[j, j])
+            s = 1 / variance - float(self.precision[j])
+            if s <= SMALLEST_SHARE * float(self.block[j, j]):
+                continue
+            ratio = self.noise_precision * (float(self.mean[j]) / variance) ** 2 / s
             if ratio > 1 + MARGIN:
                 self._change(j, s / (ratio - 1))
 
