@@ -11,9 +11,12 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from zeromean.report.page import section
+from zeromean.report.records import read_record
+
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "results"
-MARKERS = re.compile(r"(<!-- speed:begin -->\n).*?(<!-- speed:end -->)", re.DOTALL)
+MARKERS = r"(<!-- {0}:begin -->\n).*?(<!-- {0}:end -->)"
 # What the README shows; docs/speed.md has everything, with the bounds that we set ourselves.
 MAIN_GROUPS = (
     "Training step, LeNet-5-Caffe, batch 128, in deterministic steps",
@@ -22,6 +25,7 @@ MAIN_GROUPS = (
     "20 samples, LeNet-5-Caffe, batch 128, in 20 deterministic passes",
     "20 samples, LeNet-5-Caffe, batch 1, in 20 deterministic passes",
 )
+HEADLINES: dict[str, tuple[str, ...]] = {}
 FIRST_FIT = "variational dropout, first fit of a process"
 STREAM_COLUMNS = {
     "rows": "{:,}",
@@ -32,17 +36,19 @@ STREAM_COLUMNS = {
 
 
 def main() -> int:
-    pages = {
-        "README.md": partial(tables, groups=MAIN_GROUPS),
-        "docs/speed.md": partial(tables, groups=None),
-        "docs/linear_models.md": linear_models,
-        "docs/compression.md": compression,
-    }
+    parts = [
+        ("README.md", "results", results),
+        ("README.md", "speed", partial(tables, groups=MAIN_GROUPS)),
+        ("docs/speed.md", "speed", partial(tables, groups=None)),
+        ("docs/linear_models.md", "speed", linear_models),
+        ("docs/compression.md", "speed", compression),
+    ]
     stale = []
-    for name, write in pages.items():
+    for name, marker, write in parts:
         path = PROJECT / name
         text = path.read_text()
-        wanted = MARKERS.sub(lambda m, write=write: m[1] + write() + m[2], text)
+        between = re.compile(MARKERS.format(marker), re.DOTALL)
+        wanted = between.sub(lambda m, write=write: m[1] + write() + m[2], text)
         if wanted != text:
             stale.append(name)
             if "--check" not in sys.argv:
@@ -50,6 +56,18 @@ def main() -> int:
     if stale:
         print("out of date:" if "--check" in sys.argv else "wrote", ", ".join(stale))
     return int(bool(stale) and "--check" in sys.argv)
+
+
+def results() -> str:
+    """What we claim first, from the records of the experiments."""
+    lines = [["", "paper", "ours"]]
+    for name, labels in HEADLINES.items():
+        record = read_record(RESULTS / "experiments" / f"{name}.json")
+        rows = {row.label: row for row in section(name, "", record).rows}
+        lines += [
+            [f"{record.title}: {label}", rows[label].paper, rows[label].ours] for label in labels
+        ]
+    return _table(lines) + "\n"
 
 
 def tables(groups: tuple[str, ...] | None) -> str:

@@ -31,7 +31,7 @@ class Config(lenet.Settings):
     """log-uniform, student-t (quadrature), student-t-sample (one sample, as the paper did), ard."""
     short_epochs: int = 40
     """At most so many passes for the priors other than log-uniform."""
-    short_lr: float = 2e-3
+    short_lr: float = 3e-3
     """Adam's learning rate in these: log α rises as fast as the means shrink."""
     short_log_alpha_lr: float = 0.03
     """The same for log α."""
