@@ -373,6 +373,23 @@ def test_student_t_kl_tends_to_the_log_uniform_one():
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-14)
 
 
+def test_student_t_series_and_integral_agree_where_they_meet(monkeypatch):
+    log_variance = torch.linspace(-16, 6, 23, dtype=torch.float64, requires_grad=True)
+    mean = torch.linspace(-0.1, 2, 23, dtype=torch.float64, requires_grad=True)
+    assert (log_variance < math.log(1e-8) - zf.LARGEST_LOG_RATIO).any()
+
+    def value_and_gradients():
+        value = zf.student_t_kl(mean, log_variance, 1e-8)
+        gradients = torch.autograd.grad(value.sum(), (mean, log_variance), create_graph=True)
+        second = torch.autograd.grad(gradients[1].sum(), log_variance)
+        return value, *gradients, *second
+
+    both = value_and_gradients()
+    monkeypatch.setattr(zf, "_can_branch", lambda: False)
+    for ours, integral in zip(both, value_and_gradients(), strict=True):
+        torch.testing.assert_close(ours, integral, rtol=1e-4, atol=1e-7)
+
+
 def test_student_t_kl_of_a_mean_that_is_none():
     log_variance = torch.linspace(-14, 3, 10, dtype=torch.float64)
     expected = zf.student_t_kl(torch.zeros_like(log_variance), log_variance, 1e-8)

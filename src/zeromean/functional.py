@@ -16,6 +16,9 @@ from zeromean import _dawson
 # E log|noise| = -HALF_LOG_MOMENT for standard normal noise: (Euler's gamma + log 2) / 2.
 HALF_LOG_MOMENT = (0.5772156649015329 + math.log(2)) / 2
 
+# Of df / variance, up to which the Student-t KL is a series.
+LARGEST_LOG_RATIO = math.log(1e-5)
+
 
 def safe_sqrt(variance: Tensor) -> Tensor:
     """Square root that is 0, with gradient 0, wherever `variance` is not a positive normal number.
@@ -84,13 +87,14 @@ def student_t_kl(mean: Tensor | None, log_variance: Tensor, df: float) -> Tensor
 
     In units of the standard deviation, with x = mean² / variance and r = df / variance,
     E log(r + (√x + ε)²) = 2 (log-uniform KL(x) + C(x, r) - HALF_LOG_MOMENT), where
-    C = ½ ∫₀^∞ (1 + 2t)^(-½) exp(-t x / (1 + 2t)) (1 - exp(-t r)) dt / t.
+    C = ½ ∫₀^∞ (1 + 2t)^(-½) exp(-t x / (1 + 2t)) (1 - exp(-t r)) dt / t; where r is small, as it
+    is for nearly all weights at the default `df` of the prior, by a series in √r.
     """
     if mean is None:
         mean = torch.zeros_like(log_variance)
     inverse_alpha = _squared(_mean_over_std(mean, log_variance)[0])
     log_ratio = (math.log(df) - log_variance).expand_as(inverse_alpha)
-    kl = log_uniform_kl(inverse_alpha) + _StudentTCorrection.apply(inverse_alpha, log_ratio)[0]
+    kl = log_uniform_kl(inverse_alpha) + _student_t_correction(inverse_alpha, log_ratio)
     return kl + df * (kl + 0.5 * log_variance - HALF_LOG_MOMENT)
 
 
@@ -126,9 +130,16 @@ def _can_fuse(mean: Tensor, log_variance: Tensor) -> bool:
         and mean.dtype in _dawson.VALUE
         and mean.device.type == log_variance.device.type == "cpu"
         and mean.numel() > 0
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
+        and _can_branch()
+    )
+
+
+def _can_branch() -> bool:
+    """Whether values may decide what is computed: nothing traces or transforms."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
     )
 
 
@@ -150,6 +161,34 @@ class _LogUniformKLSum(torch.autograd.Function):
             half_gradient = _slope(_squared(ratio)) * ratio * inverse_std
         grad_mean = half_gradient * (2 * grad_total)
         return grad_mean, torch.addcmul(grad_mean.new_zeros(()), mean, grad_mean, value=-0.5), None
+
+
+def _student_t_correction(inverse_alpha: Tensor, log_ratio: Tensor) -> Tensor:
+    """C of `student_t_kl`."""
+    if not _can_branch():
+        return _StudentTCorrection.apply(inverse_alpha, log_ratio)[0]
+    large = log_ratio > LARGEST_LOG_RATIO
+    if large.all():
+        return _StudentTCorrection.apply(inverse_alpha, log_ratio)[0]
+    series = _student_t_series(inverse_alpha, log_ratio.clamp(max=LARGEST_LOG_RATIO))
+    if not large.any():
+        return series
+    rest = _StudentTCorrection.apply(inverse_alpha[large], log_ratio[large])[0]
+    return series.index_put((large,), rest)
+
+
+def _student_t_series(inverse_alpha: Tensor, log_ratio: Tensor) -> Tensor:
+    """C up to an error of r² / 10.
+
+    C = ½ E log(1 + r / w²) for w = √x + ε, and log(1 + r / w²) has the Fourier transform
+    2π (1 - exp(-√r |k|)) / |k|: in powers of √r it is a delta function, the finite part of 1 / w²
+    and the delta function's second derivative.
+    """
+    root = (0.5 * log_ratio).exp()
+    density = torch.exp(-0.5 * inverse_alpha) / math.sqrt(2 * math.pi)
+    finite_part = 2 * inverse_alpha * _slope(inverse_alpha) - 1  # -D'(√(x / 2)), with Dawson's D
+    third = density * (1 - inverse_alpha)
+    return root * (math.pi * density + root * (0.5 * finite_part + root * (math.pi / 6) * third))
 
 
 class _StudentTCorrection(torch.autograd.Function):

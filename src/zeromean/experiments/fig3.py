@@ -14,7 +14,7 @@ from zeromean.experiments.run_log import RunLog
 TITLE = "Figures 3 and 8 (on LeNet-5): information moves from the means to the variances"
 SOURCE = "Neklyudov et al. (2019), Figures 3 and 8, section 4.3"
 NEEDS: tuple[str, ...] = ("mnist",)
-PRIORS = ("log-uniform", "student-t-sample", "ard")
+PRIORS = ("log-uniform", "student-t", "ard")
 CURVES = {
     "accuracy_mean": "deterministic",
     "accuracy_sample": "sample",
