@@ -184,7 +184,7 @@ def _newton_step(quadratic: Quadratic, model: EvidenceModel) -> EvidenceModel | 
     spread = a * (covariance.diagonal() + beta * mean**2)
     slope = 0.5 * (1 - spread)
     hessian = np.outer(a, a) * covariance * (0.5 * covariance + beta * np.outer(mean, mean))
-    hessian[np.diag_indices_from(hessian)] -= 0.5 * spread
+    hessian.flat[:: len(hessian) + 1] -= 0.5 * spread
     if not model.noise.fixed:
         # The noise follows: β = count / misfit, d misfit / d log a = a m².
         pull = beta * a * mean**2

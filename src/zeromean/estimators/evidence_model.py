@@ -56,7 +56,9 @@ class EvidenceModel:
     ) -> EvidenceModel:
         block = quadratic.block(features, features) if block is None else block
         linear = quadratic.linear[features]
-        covariance, log_det = inverse(block + np.diag(precision))
+        matrix = block.copy()
+        matrix.flat[:: len(matrix) + 1] += precision
+        covariance, log_det = inverse(matrix)
         model = cls(
             noise,
             prices,
@@ -138,11 +140,11 @@ class EvidenceModel:
         block[size, :size] = block[:size, size] = column
         block[size, size] = square
         mean = variance * q
-        self.mean = np.append(self.mean - mean * projected, mean)
+        self.mean = _longer(self.mean - mean * projected, mean)
         self.covariance, self.block = covariance, block
-        self.features = np.append(self.features, feature)
-        self.precision = np.append(self.precision, a)
-        self.linear = np.append(self.linear, linear)
+        self.features = _longer(self.features, feature)
+        self.precision = _longer(self.precision, a)
+        self.linear = _longer(self.linear, linear)
 
     def expel(self) -> bool:
         """Put features out that are not worth their price, the worst first."""
@@ -195,6 +197,14 @@ class EvidenceModel:
         self.covariance = dger(-share, row, row, a=self.covariance.T, overwrite_a=True).T
 
 
+def _longer(array: Array, last: float) -> Array:
+    """np.append, without what it does for other arguments."""
+    longer = np.empty(len(array) + 1, dtype=array.dtype)
+    longer[:-1] = array
+    longer[-1] = last
+    return longer
+
+
 def gain(ratio: Array | float) -> Array:
     """Nats of evidence that a feature with β q²/s = `ratio` adds at its best precision."""
     return np.where(ratio > 1, 0.5 * (ratio - 1 - np.log(np.maximum(ratio, 1))), 0.0)
@@ -209,5 +219,5 @@ def inverse(matrix: Array) -> tuple[Array, float]:
         raise LinAlgError("a matrix that should be is not positive definite")
     triangle, _ = dpotri(factor, lower=True)  # The other one is zero.
     full = triangle + triangle.T
-    np.fill_diagonal(full, triangle.diagonal())
+    full.flat[:: len(full) + 1] = triangle.diagonal()
     return full, -2 * float(np.log(factor.diagonal()).sum())
