@@ -49,11 +49,11 @@ class Config:
 QUICK = Config(sizes=(300, 1000, 3000, 10_000))
 SMOKE = Config(sizes=(200, 400), num_test=500, num_relevant=3, num_irrelevant=9, num_penalties=3)
 NOTES = (
-    "Regression is three to four times as fast as ARDRegression at 100,000 × 100, not five: nearly "
-    "all of our time is one product XᵀX, and ARDRegression converges in three iterations here, "
-    "each of which makes that product. Times are medians of three fits; the first one, which pays "
-    "for the copies of the rows, favours us more. Where features are many the ratio is far "
-    "larger: `benchmarks/linear_models.py`.",
+    "At 100,000 × 100 four fifths of our time are one product XᵀX, of which ARDRegression makes "
+    "one in each of its three iterations, beside copies of the rows. How long those take depends "
+    "on memory: `benchmarks/linear_models.py` measures seven times our time in the first fit of a "
+    "process, and four to five in fits that are repeated at once. Times here are medians of three "
+    "fits. Where features are many the ratio is far larger.",
     "ARDRegression judges every feature rightly at the largest size because its fixed threshold on "
     "the precisions suits the units of these data. Seed 0 with all features divided by 10: it "
     "keeps 37 irrelevant ones; multiplied by 100: it loses all 20 relevant ones. Ours keep 20 and "
