@@ -76,14 +76,15 @@ def measure(model: Any, rows: Rows) -> dict[str, float]:
     found = (np.atleast_2d(model.coef_) != 0).any(axis=0)
     result = {"seconds": seconds, "features": int(found.sum())}
     predicted = model.predict(rows.test_X)
-    if hasattr(model, "predict_proba"):
+    if hasattr(model, "classes_"):
         result["error"] = float(np.mean(predicted != rows.test_y))
         result["accuracy"] = 1 - result["error"]
+    else:
+        result["error"] = float(np.mean((predicted - rows.test_y) ** 2))
+    if hasattr(model, "predict_proba"):
         columns = np.searchsorted(model.classes_, rows.test_y)
         probability = model.predict_proba(rows.test_X)[np.arange(len(columns)), columns]
         result["log_loss"] = float(-np.log(np.maximum(probability, 1e-12)).mean())
-    else:
-        result["error"] = float(np.mean((predicted - rows.test_y) ** 2))
     if rows.relevant is not None:
         result["irrelevant_found"] = int((~found & ~rows.relevant).sum())
         result["relevant_lost"] = int((~found & rows.relevant).sum())
