@@ -354,7 +354,7 @@ def test_page_counts_the_claims_it_confirms(page):
 def test_claims_stand_beside_our_numbers_with_seeds_and_command(page):
     command = "zeromean run table1 --epochs 200 --seeds 0 1 2 3 4 --jobs 2 --data-dir data"
     assert command in page.text
-    assert "Seeds 0–4 · 5 h 58 min, 1 h 11 min each" in page.text
+    assert "Seeds 0–4 · 200 epochs · 5 h 58 min, 1 h 11 min each" in page.text
     row = page.text[page.text.index("Averaged accuracy, zero-mean Table 1") :]
     assert re.match(r".* ≥ 99\.4 % 99\.\d+ ± 0\.0\d+ % n = 5 ✓ confirmed ≥ 99\.25 %", row[:140])
 
