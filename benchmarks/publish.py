@@ -89,7 +89,7 @@ def results() -> str:
 def tables(groups: tuple[str, ...] | None) -> str:
     record = _record("benchmarks")
     parts = [
-        f"torch {record['torch']}, {_circumstances(record)}. "
+        f"torch {record['torch']}, float32, {_circumstances(record)}. "
         "Median [inter-quartile range]; gaps under 7% are ties.\n"
     ]
     for group, rows in groupby(record["rows"], key=lambda row: row["group"]):
@@ -141,7 +141,7 @@ def _record(name: str) -> dict:
 
 def _circumstances(record: dict) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
-    return f"{record['cpu']}, one thread, float32, {record['date']}; {packages}"
+    return f"{record['cpu']}, one thread, {record['date']}; {packages}"
 
 
 def _comparison(rows: list[dict], *, with_bounds: bool) -> str:

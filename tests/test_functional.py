@@ -384,10 +384,13 @@ def test_student_t_series_and_integral_agree_where_they_meet(monkeypatch):
         second = torch.autograd.grad(gradients[1].sum(), log_variance)
         return value, *gradients, *second
 
-    both = value_and_gradients()
+    *first, second = value_and_gradients()
     monkeypatch.setattr(zf, "_can_branch", lambda: False)
-    for ours, integral in zip(both, value_and_gradients(), strict=True):
-        torch.testing.assert_close(ours, integral, rtol=1e-4, atol=1e-7)
+    *integrals, second_integral = value_and_gradients()
+    for ours, integral in zip(first, integrals, strict=True):
+        torch.testing.assert_close(ours, integral, rtol=2e-6, atol=1e-7)
+    # The integral is cut off where its value, not its curvature, has converged.
+    torch.testing.assert_close(second, second_integral, rtol=5e-5, atol=1e-7)
 
 
 def test_student_t_kl_of_a_mean_that_is_none():
