@@ -1,22 +1,24 @@
 """Sufficient statistics of a regression: what a pass over the rows leaves behind."""
 
-# scipy makes its BLAS functions at run time.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 
 import numpy as np
 from scipy import sparse
-from scipy.linalg.blas import dsyrk
 
 from zeromean.estimators.offsets import offset_of, take_off
 from zeromean.estimators.penalty import Array
 from zeromean.estimators.rows import SLICE_SIZE, Chunk
+from zeromean.estimators.threads import one_blas_thread_each
 
 # Shorter slices of wide rows would spend their time on the matrix that they add to.
 FEWEST_ROWS = 1024
+# BLAS computes products of long and narrow slices hardly faster in several threads than in one.
+# From this many multiplications on, parts of the rows go to threads of ours.
+FEWEST_PRODUCTS = 2**26
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,26 @@ def _typical_row(rows: Chunk) -> Array:
 
 def _squares(rows: Chunk, shift: Array) -> Array:
     """Σ weight · row rowᵀ of dense rows, less the shift and with a 1 at the end."""
+    size = len(shift) + 1
+    # A part has more numbers than the matrix that it leaves behind.
+    most_parts = len(rows.X) // max(size, FEWEST_ROWS)
+    if most_parts < 2 or len(rows.X) * size**2 < FEWEST_PRODUCTS:
+        return _squares_in_slices(rows, shift)
+    with one_blas_thread_each() as num_threads:
+        edges = np.linspace(0, len(rows.X), min(num_threads, most_parts) + 1).astype(int)
+        parts = [rows.part(slice(*pair)) for pair in pairwise(edges)]
+        if len(parts) == 1:
+            return _squares_in_slices(rows, shift)
+        with ThreadPoolExecutor(len(parts)) as threads:
+            return np.sum(list(threads.map(_squares_in_slices, parts, repeat(shift))), axis=0)
+
+
+def _squares_in_slices(rows: Chunk, shift: Array) -> Array:
     X, y, weight, _ = rows
     size = len(shift) + 1
     num_rows = max(SLICE_SIZE // size, FEWEST_ROWS)
     slice_ = np.empty((min(num_rows, len(X)), size))
-    # In the order of BLAS, which fills the upper triangle.
-    total = np.zeros((size, size), order="F")
+    product, total = np.empty((size, size)), np.zeros((size, size))
     for start in range(0, len(X), num_rows):
         part = slice(start, start + num_rows)
         here = slice_[: len(X[part])]
@@ -118,8 +134,10 @@ def _squares(rows: Chunk, shift: Array) -> Array:
         here[:, -1] = 1
         if weight is not None:
             here *= np.sqrt(weight[part])[:, None]
-        total = dsyrk(1.0, here.T, beta=1.0, c=total, overwrite_c=True)
-    return np.triu(total) + np.triu(total, 1).T
+        # numpy knows a product with the own transpose, computes half of it, and other threads can
+        # run meanwhile, unlike with scipy's dsyrk.
+        total += np.matmul(here.T, here, out=product)
+    return total
 
 
 def _sparse_squares(rows: Chunk, shift: Array) -> Array:

@@ -34,6 +34,10 @@ class Chunk(NamedTuple):
     weight: Any = None
     number: int = 0
 
+    def part(self, rows: slice) -> Chunk:
+        weight = None if self.weight is None else self.weight[rows]
+        return Chunk(self.X[rows], self.y[rows], weight, self.number)
+
     def weights(self) -> Array:
         return np.ones(self.X.shape[0]) if self.weight is None else self.weight
 
