@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from zeromean.experiments import sparse_networks
 from zeromean.experiments.run_log import RunLog
-from zeromean.experiments.sparse_networks import figures as figures
 
 TITLE = "Sparse variational dropout: LeNet-5-Caffe"
 SOURCE = "lectures on Bayesian networks, sparse variational dropout; Molchanov et al. (2017)"
 NEEDS: tuple[str, ...] = ("mnist",)
+# Of the lecture: error in per cent, and weights over weights left.
+QUOTED = {
+    "pruning, Han et al. (2015)": (0.77, 12),
+    "dynamic network surgery (DNS)": (0.91, 111),
+    "soft weight sharing (SWS)": (0.97, 200),
+    "sparse variational dropout, lecture": (0.75, 280),
+}
+NOTES = (sparse_networks.quoted(QUOTED),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +58,6 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     from zeromean.models import lenet5_caffe
 
     return sparse_networks.run(lenet5_caffe, config, log)
+
+
+figures = partial(sparse_networks.figures, quoted=QUOTED)

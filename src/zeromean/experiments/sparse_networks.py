@@ -360,7 +360,19 @@ def quantization_figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str,
     ]
 
 
-def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def quoted(results: Mapping[str, tuple[float, float]]) -> str:
+    """What others reported, in a sentence: the error and the compression of each method."""
+    rows = [f"{name} {error:g}% at {factor:g}×" for name, (error, factor) in results.items()]
+    return (
+        f"Quoted from the lecture: {', '.join(rows)}. Magnitude pruning in the pictures is ours: "
+        "torch.nn.utils.prune, and training after each step."
+    )
+
+
+def figures(
+    records: Sequence[Mapping[str, Any]], quoted: Mapping[str, tuple[float, float]]
+) -> list[dict[str, Any]]:
+    """Of all seeds, with the results that others reported."""
     metrics = [record["metrics"] for record in records]
     first = metrics[0]
     epochs = list(range(1, len(first["by_epoch"]["error"]) + 1))
@@ -400,6 +412,10 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     kind="scatter",
                 ),
                 trace("not sparse", [1], [first["dense"]["error"]], kind="scatter"),
+                *(
+                    trace(f"quoted: {name}", [factor], [error], kind="scatter")
+                    for name, (error, factor) in quoted.items()
+                ),
             ],
             x_log=True,
         ),
