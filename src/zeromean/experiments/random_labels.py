@@ -39,9 +39,11 @@ class Config:
     """fc, vgg."""
     train_size: int = 5000
     """Training images, the first ones, with their labels shuffled."""
+    vgg_train_size: int = 1000
+    """At most so many of them for the VGG-like networks."""
     fc_epochs: int = 150
     """Epochs of each fully connected network."""
-    vgg_epochs: int = 60
+    vgg_epochs: int = 200
     """Epochs of each VGG-like network."""
     width: float = 0.25
     """Width of the VGG-like network, in parts of the original."""
@@ -158,7 +160,7 @@ def _train(network: str, kind: str, config: Config, data: ImageSet, log: RunLog)
         "experiment": "random_labels",
         "network": [network, kind, config.width if network == "vgg" else None],
         "training": training,
-        "data": [config.data or NETWORKS[network], config.train_size],
+        "data": [config.data or NETWORKS[network], len(data)],
     }
     build = partial(_fc, kind) if network == "fc" else partial(_vgg, kind, config.width)
     return shared_networks.train(
@@ -202,7 +204,10 @@ def _shuffled(network: str, config: Config, log: RunLog) -> ImageSet:
 
     name = config.data or NETWORKS[network]
     loaded = data.load(name, "train", data_dir=log.data_dir)
-    chosen = loaded.subset(torch.arange(min(config.train_size, len(loaded))))
+    count = min(config.train_size, len(loaded))
+    if network == "vgg":
+        count = min(count, config.vgg_train_size)
+    chosen = loaded.subset(torch.arange(count))
     generator = torch.Generator().manual_seed(config.seed)
     labels = chosen.labels[torch.randperm(len(chosen), generator=generator)]
     images = chosen.images
