@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 # Before numpy is imported: its BLAS reads it once.
-if os.environ.get("OMP_NUM_THREADS") != "1":
+if __name__ == "__main__" and os.environ.get("OMP_NUM_THREADS") != "1":
     os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"})
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
