@@ -108,6 +108,10 @@ def test_returns_and_gradient_are_those_of_the_textbook():
     learner = learner_of("variance", lr=1e-3, discount=0.9, sharpness=2.0, value_steps=0)
     episodes, noise = episodes_of([5, 3], [False, True]), learner.draw_noise(0)
     before = {name: value.detach().clone() for name, value in learner.parameters.items()}
+    baseline = learner.baseline_parameters
+    with torch.no_grad():
+        baseline["4.weight"].normal_()
+    learner.length = torch.tensor([8.0, 8.0])  # Of earlier episodes.
     learner.update(episodes, noise)
     for i, length in enumerate((5, 3)):
         policy = nn.Sequential(
@@ -122,7 +126,7 @@ def test_returns_and_gradient_are_those_of_the_textbook():
             "4.weight": before["last.weight"][i],
             "4.bias": before["last.bias"][i],
         }
-        own = {name: value[i].detach() for name, value in learner.baseline_parameters.items()}
+        own = {name: value[i].detach() for name, value in baseline.items()}
 
         def value(observation, own=own):
             return 10 * torch.func.functional_call(learner.baseline, own, observation).item()
@@ -134,11 +138,12 @@ def test_returns_and_gradient_are_those_of_the_textbook():
                 to_go += 0.9 ** (length - t) * value(episodes.last_observations[i])
             advantages.append(to_go - value(episodes.observations[i, t]))
         size = np.sqrt(np.mean(np.square(advantages)))
+        mean_length = 0.9 * 8 + 0.1 * length
         loss = 0
         for t in range(length):
             scores = torch.func.functional_call(policy, weights, episodes.observations[i, t])
             log_proba = (2 * scores).log_softmax(-1)[episodes.actions[i, t]]
-            loss = loss - log_proba * advantages[t] / size / length
+            loss = loss - log_proba * advantages[t] / size / mean_length
         (expected,) = torch.autograd.grad(loss, scale)
         torch.testing.assert_close(
             learner.parameters["second.weight.scale"].grad[i], expected, rtol=1e-4, atol=1e-6

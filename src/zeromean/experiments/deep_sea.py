@@ -137,7 +137,11 @@ def _train(
         environment=_registered(depth), time_limit=depth + 1, scale=(0.5, 0.5), shift=(1, 1)
     )
     settings = Settings(
-        episodes=config.episodes, width=config.width, lr=config.lr, sharpness=sharpness
+        episodes=config.episodes,
+        width=config.width,
+        lr=config.lr,
+        sharpness=sharpness,
+        value_unit=1.0,  # The treasure, which comes once.
     )
     stage = f"depth {depth} {method} {sharpness:g}"
     seeds = range(config.seed * config.num_seeds, (config.seed + 1) * config.num_seeds)

@@ -3,7 +3,7 @@
 All seeds of a method train together: their parameters are stacked, and a round is one training
 episode and some evaluation episodes of every seed, each in an environment and with weights of its
 own. Whatever is random is a function of the seed and the number of the episode alone, so that a
-seed's curve does not depend on its company, nor on interruptions.
+seed's curve depends neither on interruptions nor, but for rounding, on its company.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Settings:
     noise_lr: float = 1e-2
     value_lr: float = 1e-3
     value_steps: int = 5
+    value_unit: float | None = None  # By default what a reward of 1 for ever is worth.
     discount: float = 0.99
     sharpness: float = 1.0
     evaluations: int = 1
@@ -128,6 +129,7 @@ class Learner:
         actions = int(environment.action_space.n)
         self.settings = settings
         self.seeds = seeds
+        self.value_unit = settings.value_unit or 1 / (1 - settings.discount)
         with torch.random.fork_rng(devices=[]):
             policies, baselines = [], []
             for seed in seeds:
@@ -146,7 +148,9 @@ class Learner:
         self.baseline_optimizer = torch.optim.Adam(
             self.baseline_parameters.values(), lr=settings.value_lr
         )
+        # Running means over episodes, by seed.
         self.advantage_scale = torch.zeros(len(seeds))
+        self.length = torch.zeros(len(seeds))
 
     def draw_noise(self, episode: int) -> dict[str, Tensor]:
         """Noise for each seed and environment; none in evaluations of weights that have means."""
@@ -196,13 +200,12 @@ class Learner:
         """One step of policy gradient for every seed, and some of its baseline."""
         count = episodes.running.sum(1)
         returns, advantages = self._returns(episodes)
-        # Scores differ in scale from task to task, and as a policy improves.
         spread = (advantages.square().sum(1) / count).sqrt()
-        scale = torch.where(
-            self.advantage_scale == 0, spread, 0.9 * self.advantage_scale + 0.1 * spread
-        )
-        self.advantage_scale = scale
-        weights = advantages / (scale * count).clamp_min(1e-6).unsqueeze(1)
+        # Scores differ in scale and episodes in length, from task to task and as policies improve.
+        # Divided by its own length, an episode would not give the gradient of the return.
+        self.advantage_scale = _running_mean(self.advantage_scale, spread)
+        self.length = _running_mean(self.length, count)
+        weights = advantages / (self.advantage_scale * self.length).clamp_min(1e-6).unsqueeze(1)
         training = {name: values[:, 0] for name, values in noise.items()}
         losses = torch.func.vmap(self._loss)(
             self.parameters, training, episodes.observations, episodes.actions, weights
@@ -213,7 +216,7 @@ class Learner:
         for _ in range(self.settings.value_steps):
             error = (self._values(episodes.observations) - returns) * episodes.running
             self.baseline_optimizer.zero_grad()
-            ((error * (1 - self.settings.discount)).square().sum(1) / count).sum().backward()
+            ((error / self.value_unit).square().sum(1) / count).sum().backward()
             self.baseline_optimizer.step()
 
     def _loss(
@@ -246,8 +249,7 @@ class Learner:
     def _values(self, observations: Tensor) -> Tensor:
         call = partial(torch.func.functional_call, self.baseline)
         values = torch.func.vmap(call)(self.baseline_parameters, observations).squeeze(-1)
-        # In units of what a reward of 1 for ever is worth.
-        return values / (1 - self.settings.discount)
+        return self.value_unit * values
 
     def save(self, path: Path, scores: list) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -258,6 +260,7 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "baseline_optimizer": self.baseline_optimizer.state_dict(),
             "advantage_scale": self.advantage_scale,
+            "length": self.length,
         }
         temporary = path.with_name(path.name + ".tmp")
         torch.save(state, temporary)
@@ -275,7 +278,7 @@ class Learner:
             self.baseline_parameters[name].copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
         self.baseline_optimizer.load_state_dict(state["baseline_optimizer"])
-        self.advantage_scale = state["advantage_scale"]
+        self.advantage_scale, self.length = state["advantage_scale"], state["length"]
         return state["scores"]
 
 
@@ -342,9 +345,11 @@ def _policy(
 
 
 def _baseline(features: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(features, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
-    )
+    last = nn.Linear(64, 1)
+    # A baseline that starts at random would be what the first updates follow.
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Linear(features, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), last)
 
 
 def _stacked(modules: list[nn.Module]) -> dict[str, Tensor]:
@@ -355,6 +360,10 @@ def _stacked(modules: list[nn.Module]) -> dict[str, Tensor]:
 def _affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A layer of every seed: `(seeds, objects, in)` to `(seeds, objects, out)`."""
     return torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
+
+
+def _running_mean(mean: Tensor, value: Tensor) -> Tensor:
+    return torch.where(mean == 0, value, 0.9 * mean + 0.1 * value)
 
 
 def _key(seed: int, episode: int) -> int:
