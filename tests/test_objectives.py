@@ -173,6 +173,23 @@ def test_parameter_groups_cover_every_parameter_once_and_spare_the_noise_from_de
     torch.optim.AdamW(groups).step()
 
 
+def test_log_alpha_betas_let_log_alpha_rise():
+    """The gradient of the KL falls off as log α rises, and Adam's memory holds it back."""
+
+    def rise(betas):
+        layer = zm.Linear(20, 20, posterior=zm.Multiplicative)
+        groups = zm.parameter_groups(layer, lr=1e-3, log_alpha_lr=0.03, log_alpha_betas=betas)
+        optimizer = torch.optim.Adam(groups, eps=1e-12)
+        for _ in range(1500):
+            optimizer.zero_grad()
+            zm.kl_divergence(layer).backward()
+            optimizer.step()
+        return layer.weight.log_alpha.item()
+
+    assert rise(None) < 6
+    assert rise((0.9, 0.95)) > 12
+
+
 def test_homoscedastic_likelihood_is_torch_distributions_and_learns_the_noise():
     likelihood = zm.GaussianLikelihood(2, noise_variance=0.25)
     outputs, targets = torch.randn(500, 2), torch.randn(500, 2)

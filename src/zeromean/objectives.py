@@ -110,6 +110,7 @@ def parameter_groups(
     *,
     lr: float,
     log_alpha_lr: float | None = None,
+    log_alpha_betas: tuple[float, float] | None = None,
     weight_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimizer.
@@ -122,6 +123,10 @@ def parameter_groups(
         lr: Learning rate.
         log_alpha_lr: Learning rate of log α, log-variances and log-scales; 10 · lr lets log α
             cross zero within epochs where lr alone takes tens. Default: lr.
+        log_alpha_betas: Adam's betas for the same. Where log α rises, its gradient falls off
+            exponentially. Adam divides by a mean over the last 1 / (1 − β₂) steps, in which the
+            gradients of long ago prevail, and with β₂ = 0.999 log α rises by no more than about 1
+            in 2,000 steps, whatever its rate; (0.9, 0.95) lets it go. Default: the optimizer's.
         weight_decay: Decay of the first group.
     """
     logarithms, scales = set(), set()
@@ -141,6 +146,8 @@ def parameter_groups(
             "weight_decay": 0.0,
         },
     }
+    if log_alpha_betas is not None:
+        groups["log_alpha"]["betas"] = log_alpha_betas
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue

@@ -1,6 +1,7 @@
 """What q(W) is: the variational parameters of a weight tensor and its noise family.
 
-Every posterior is fully factorized, w = mean + scale · ε, with ε of zero mean and unit variance.
+Every posterior is w = mean + scale · ε, with ε of zero mean and unit variance, independent for each
+weight (but for `zm.factorized` noise, where weights of a row or a column share a factor).
 Its parameters stand in a layer's state dict under `weight.`: `scale` (ZeroMean), `mean` and
 `log_alpha` (Multiplicative), `mean` and `log_variance` (Additive); and `mask`, once weights have
 been pruned: a pruned weight is exactly zero and has no noise.
@@ -42,11 +43,11 @@ class WeightLayout:
 
 
 class Posterior(nn.Module):
-    """A fully factorized distribution over one weight tensor.
+    """A distribution over one weight tensor.
 
     Args:
         shape: Shape of the weight tensor.
-        noise: Noise family: `zm.normal`, `zm.rademacher` or `zm.uniform`.
+        noise: Noise family: `zm.normal`, `zm.rademacher`, `zm.uniform` or `zm.factorized`.
         layout: How the layer reads the tensor.
 
     Attributes:

@@ -138,8 +138,19 @@ class Trained(NamedTuple):
     test: ImageSet
 
 
-def train(name: str, network: Network, settings: Settings, log: RunLog) -> Trained:
-    """Train a LeNet-5, or load it where it has been trained."""
+def train(
+    name: str,
+    network: Network,
+    settings: Settings,
+    log: RunLog,
+    *,
+    log_alpha_beta2: float | None = None,
+) -> Trained:
+    """Train a LeNet-5, or load it where it has been trained.
+
+    Args:
+        log_alpha_beta2: As in `TrainingConfig`.
+    """
     from zeromean.training import TrainingConfig
 
     sizes = {"train": settings.train_size, "test": settings.test_size}
@@ -152,11 +163,14 @@ def train(name: str, network: Network, settings: Settings, log: RunLog) -> Train
         batch_size=settings.batch_size,
         lr=settings.lr,
         log_alpha_lr=settings.log_alpha_lr,
+        log_alpha_beta2=log_alpha_beta2,
         seed=settings.seed,
     )
     # Not the fields that an experiment adds, nor how it evaluates: the network is the same.
     names = {field.name for field in dataclasses.fields(Settings)} - {"num_samples", "seed"}
     training = {name: getattr(settings, name) for name in sorted(names)}
+    if log_alpha_beta2 is not None:
+        training["log_alpha_beta2"] = log_alpha_beta2
     identity = {"network": dataclasses.asdict(network), "settings": training}
     look_on = partial(look, data["test"])
     result = shared_networks.train(
@@ -226,10 +240,13 @@ def compare(networks: Mapping[str, Network], settings: Settings, log: RunLog) ->
 
 
 def train_and_measure(
-    name: str, network: Network, settings: Settings, log: RunLog
+    name: str, network: Network, settings: Settings, log: RunLog, **options: Any
 ) -> dict[str, Any]:
-    """Train one network and measure it, each once, with its number of epochs beside the numbers."""
-    trained = train(name, network, settings, log)
+    """Train one network and measure it, each once, with its number of epochs beside the numbers.
+
+    Options are those of `train`.
+    """
+    trained = train(name, network, settings, log, **options)
     measured = log.once(f"measure {name}", partial(measure, trained, settings))
     return {**measured, "epochs": settings.epochs}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +155,7 @@ def _train(network: str, kind: str, config: Config, data: ImageSet, log: RunLog)
         kl_warmup_epochs=1 if kind == "sparse" else 0,
         seed=config.seed,
     )
-    training = {key: value for key, value in asdict(settings).items() if key != "seed"}
+    training = {key: value for key, value in settings.described().items() if key != "seed"}
     identity = {
         "experiment": "random_labels",
         "network": [network, kind, config.width if network == "vgg" else None],

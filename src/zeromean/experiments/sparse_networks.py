@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -460,7 +460,7 @@ def _train(
         "architecture": architecture.__name__,
         "name": name,
         **(identity or {}),
-        "training": {key: value for key, value in asdict(settings).items() if key != "seed"},
+        "training": {key: value for key, value in settings.described().items() if key != "seed"},
         "data": [config.data, config.train_size],
     }
     return shared_networks.train(name, known, build, train, settings, log, on_epoch=on_epoch)

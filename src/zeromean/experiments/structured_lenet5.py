@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ def _train_noise(
     identity = {
         "experiment": "structured_lenet5",
         "dense_epochs": config.dense_epochs,
-        "training": {key: value for key, value in asdict(settings).items() if key != "seed"},
+        "training": {key: value for key, value in settings.described().items() if key != "seed"},
         "data": [config.data, config.train_size],
     }
     look = partial(_look, test)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from zeromean.objectives import linear_warmup
 
@@ -22,6 +23,8 @@ class TrainingConfig:
     """Adam's learning rate at the first step."""
     log_alpha_lr: float | None = None
     """The same for log α and log-variances; by default `lr`."""
+    log_alpha_beta2: float | None = None
+    """Adam's β₂ for the same; see `zm.parameter_groups`. By default 0.999, as for everything."""
     weight_decay: float = 0.0
     """L2 penalty on deterministic weights and posterior means."""
     kl_warmup_epochs: int = 0
@@ -68,8 +71,17 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if self.clip_log_alpha is not None and not self.clip_log_alpha[0] <= self.clip_log_alpha[1]:
             raise ValueError(f"clip_log_alpha must be (low, high), got {self.clip_log_alpha}.")
+        if self.log_alpha_beta2 is not None and not 0 <= self.log_alpha_beta2 < 1:
+            raise ValueError(f"log_alpha_beta2 must be in [0, 1), got {self.log_alpha_beta2}.")
         if self.decay not in DECAYS:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {self.decay!r}.")
+
+    def described(self) -> dict[str, Any]:
+        """Fields by name; what came later only where it is set, so that older files stay good."""
+        fields = asdict(self)
+        if self.log_alpha_beta2 is None:
+            del fields["log_alpha_beta2"]
+        return fields
 
     def lr_factor(self, step: int, steps_per_epoch: int) -> float:
         """What the learning rates are multiplied with at a step, counted from 0."""

@@ -65,8 +65,13 @@ class ElboModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         config = self.config
+        beta2 = config.log_alpha_beta2
         groups = parameter_groups(
-            self, lr=config.lr, log_alpha_lr=config.log_alpha_lr, weight_decay=config.weight_decay
+            self,
+            lr=config.lr,
+            log_alpha_lr=config.log_alpha_lr,
+            log_alpha_betas=None if beta2 is None else (0.9, beta2),
+            weight_decay=config.weight_decay,
         )
         eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
         optimizer = torch.optim.Adam(groups, eps=eps, fused=True)

@@ -11,7 +11,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,7 +208,7 @@ def _describe(
     """What has to be the same for a run to be resumed."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     return {
-        "config": asdict(config),
+        "config": config.described(),
         "model": _without_addresses(f"{model!r} {shapes}"),
         "augment": _without_addresses(repr(augment)),
         "data": f"{len(train)} images, checksum {_checksum(train.images, train.labels)}",
