@@ -275,3 +275,37 @@ def test_factorized_noise_trains_and_is_drawn_by_weight():
     assert layer.weight.log_variance.grad.abs().sum() > 0
     with pytest.raises(ValueError, match="needs normal noise"):
         zm.Linear(4, 3, posterior=partial(zm.Additive, noise=zm.factorized), sampler=zm.local)
+
+
+def test_redraw_leaves_the_noise_that_was_kept():
+    model, x = dense(), torch.randn(4, 4)
+    with torch.no_grad(), zm.held_noise(model, num_objects=4) as held:
+        kept, first = held.noise, model(x)
+        held.redraw([1, -1])
+        second = model(x)
+        assert (second != first).any(1).tolist() == [False, True, False, True]
+        held.redraw([])
+        held.redraw(torch.zeros(4, dtype=torch.bool))
+        assert torch.equal(model(x), second)
+    # An update after the episode: the networks as they were in it.
+    with zm.held_noise(model, kept, num_objects=4):
+        torch.testing.assert_close(model(x), first)
+
+
+@pytest.mark.parametrize(
+    ("noise", "num_objects"), [(None, 5), (5, None), (4, 5)], ids=["one", "many", "others"]
+)
+@every_model
+def test_noise_of_another_shape_gets_a_sentence(name, noise, num_objects):
+    model = MODELS[name][0]()
+    drawn = zm.draw_noise(model, noise)
+    with pytest.raises(ValueError, match=r"must have shape \(.*\), got \("):
+        with zm.held_noise(model, drawn, num_objects=num_objects):
+            pass
+
+
+@pytest.mark.parametrize("objects", [[4], [-5], [0.5], [True, False]], ids=str)
+def test_redraw_of_objects_that_are_not_there_gets_a_sentence(objects):
+    with zm.held_noise(dense(), num_objects=4) as held:
+        with pytest.raises(ValueError, match=r"redraw needs .* 4 objects"):
+            held.redraw(objects)

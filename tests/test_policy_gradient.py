@@ -30,6 +30,20 @@ def test_seeds_trained_together_score_as_those_trained_alone(method):
     assert np.shape(together["evaluation"]) == (2, 6)
 
 
+@every_method
+def test_updates_do_not_depend_on_company_but_for_rounding(method):
+    torch.manual_seed(0)
+    both = learner_of(method, seeds=(3, 4), width=256)
+    alone = learner_of(method, seeds=(3,), width=256)
+    for k in range(20):
+        episodes = episodes_of([60, 45], [False, True])
+        own = Episodes(*(column[:1] for column in episodes))
+        both.update(episodes, both.draw_noise(k))
+        alone.update(own, alone.draw_noise(k))
+    for name, parameter in alone.parameters.items():
+        torch.testing.assert_close(both.parameters[name][:1], parameter, rtol=1e-3, atol=1e-5)
+
+
 def test_an_interrupted_training_ends_with_the_same_scores(monkeypatch, tmp_path):
     whole = train(CARTPOLE, "variance", [0, 1], SMALL)
     update = Learner.update

@@ -48,13 +48,15 @@ class HeldNoise:
                 "redraw(objects) needs noise of its own for every object: "
                 "zm.held_noise(model, num_objects=…)."
             )
-        chosen = torch.arange(self.num_objects)[torch.as_tensor(objects).cpu()].flatten()
+        chosen = _indices(torch.as_tensor(objects), self.num_objects)
         if len(chosen) == 0:
             return
+        # Not in place: a graph, or a caller, may still need the noise as it was.
+        noise = {}
         for name, distribution in self._distributions.items():
             fresh = draw(distribution, len(chosen))
-            # Not in place: a graph may still need the noise as it was.
-            self.noise[name] = self.noise[name].index_copy(0, chosen.to(fresh.device), fresh)
+            noise[name] = self.noise[name].index_copy(0, chosen.to(fresh.device), fresh)
+        self.noise = noise
 
     def hold(self, noise: Noise) -> None:
         """Hold noise that was drawn elsewhere, by `zm.draw_noise`."""
@@ -63,6 +65,14 @@ class HeldNoise:
                 f"The model needs noise for {_listed(self._distributions)}, got it for "
                 f"{_listed(noise)}; draw it with zm.draw_noise(model)."
             )
+        for name, distribution in self._distributions.items():
+            wanted = _shapes(distribution, self.num_objects)
+            if tuple(noise[name].shape) not in wanted:
+                raise ValueError(
+                    f"The noise of {name} must have shape {wanted[0]}, got "
+                    f"{tuple(noise[name].shape)}. With num_objects=n hold zm.draw_noise(model, n); "
+                    "without, one draw, or several of them under torch.func.vmap."
+                )
         self.noise = dict(noise)
 
     def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
@@ -97,6 +107,36 @@ def draw(distribution: nn.Module, count: int | None) -> Tensor:
     if count is None:
         return distribution.draw_noise()
     return torch.stack([distribution.draw_noise() for _ in range(count)])
+
+
+def _shapes(distribution: nn.Module, count: int | None) -> list[tuple[int, ...]]:
+    """Shapes that noise may have, as `draw` makes it first."""
+    if isinstance(distribution, Posterior):
+        return [(*([] if count is None else [count]), *distribution.shape)]
+    units = int(distribution.num_features)  # pyright: ignore[reportArgumentType]
+    # The other one is what vmap sees of several draws.
+    return [(count or 1, units), *([(units,)] if count is None else [])]
+
+
+def _indices(objects: Tensor, num_objects: int) -> Tensor:
+    """Which objects are meant, by indices or by True for each of them."""
+    objects = objects.cpu().flatten()
+    if objects.dtype == torch.bool:
+        if len(objects) != num_objects:
+            raise ValueError(
+                f"redraw needs True or False for each of {num_objects} objects, got {len(objects)}."
+            )
+        return objects.nonzero().flatten()
+    if len(objects) == 0:
+        return objects.long()
+    if objects.is_floating_point() or not -num_objects <= objects.min() <= objects.max() < (
+        num_objects
+    ):
+        raise ValueError(
+            f"redraw needs indices of {num_objects} objects, or True or False for each, got "
+            f"{objects.tolist()}."
+        )
+    return objects % num_objects
 
 
 def _listed(names: Mapping[str, object]) -> str:
