@@ -24,6 +24,11 @@ NETWORKS = {
     "Bernoulli, shared": lenet.Network(noise="rademacher", sampler="weight"),
     "uniform, shared": lenet.Network(noise="uniform", sampler="weight"),
 }
+NOTES = (
+    "Noise that all objects of a mini-batch share is what the gradients suffer from, not its family: "
+    "the rows “shared” are the same networks trained by sampling one weight for each mini-batch, for "
+    "as many passes, and lose about a point.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
