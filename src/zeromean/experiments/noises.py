@@ -25,9 +25,9 @@ NETWORKS = {
     "uniform, shared": lenet.Network(noise="uniform", sampler="weight"),
 }
 NOTES = (
-    "Noise that all objects of a mini-batch share is what the gradients suffer from, not its family: "
-    "the rows “shared” are the same networks trained by sampling one weight for each mini-batch, for "
-    "as many passes, and lose about a point.",
+    "What training suffers from is noise that all objects of a mini-batch share, not its family: "
+    "the rows “shared” are the same networks, trained for as many passes with one draw of the "
+    "weights for each mini-batch, and lose about a point.",
 )
 
 
