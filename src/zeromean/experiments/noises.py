@@ -61,5 +61,10 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
 
 def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     labels = {"accuracy_1": "one sample", "accuracy_averaged": "averaged"}
-    metrics = [record["metrics"] for record in records]
-    return [bars("Test accuracy by the noise of the variance layer", "noise", labels, metrics)]
+    # Errors, as all accuracies are near 100%.
+    errors = [
+        {name: {key: 100 - row[key] for key in labels} for name, row in record["metrics"].items()}
+        for record in records
+    ]
+    title = "Test error by the noise of the variance layer"
+    return [bars(title, "noise", labels, errors, y_label="error, %")]
