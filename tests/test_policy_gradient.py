@@ -191,6 +191,11 @@ def test_bad_input_gets_a_sentence(monkeypatch):
     pendulum = Task(environment="Pendulum-v1", time_limit=9, scale=(1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="use one with a Discrete action space"):
         train(pendulum, "variance", [0], SMALL)
+    with pytest.raises(ValueError, match="a seed and an episode at least, got 0 and 6"):
+        train(CARTPOLE, "variance", [], SMALL)
+    short = Task(environment="CartPole-v1", time_limit=9, scale=(1.0, 1.0))
+    with pytest.raises(ValueError, match=r"2 numbers to scale .* has 4"):
+        train(short, "variance", [0], SMALL)
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ImportError, match=r"pip install 'zeromean\[experiments\]'"):
         train(CARTPOLE, "variance", [0], SMALL)

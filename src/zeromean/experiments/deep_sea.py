@@ -83,6 +83,8 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:
         raise ValueError(f"there is no policy {unknown[0]!r}; choose from {', '.join(METHODS)}.")
+    if not config.depths:
+        raise ValueError("depths must have one depth at least, got none.")
     variants = {method: (method, config.sharpness) for method in config.methods}
     if "deterministic" in variants:
         variants[UNSHARP] = ("deterministic", 1.0)

@@ -134,6 +134,12 @@ def make_environment(task: Task) -> Any:
             f"the policies here read vectors, and {task.environment} has the observation space "
             f"{environment.observation_space}; flatten it with a wrapper."
         )
+    for numbers in (task.scale, task.shift or task.scale):
+        if len(numbers) != shape[0]:
+            raise ValueError(
+                f"the task has {len(numbers)} numbers to scale or shift observations by, and an "
+                f"observation of {task.environment} has {shape[0]}."
+            )
     return environment
 
 

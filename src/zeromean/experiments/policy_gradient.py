@@ -97,6 +97,11 @@ def train(
     """
     if method not in METHODS:
         raise ValueError(f"there is no policy {method!r}; choose from {', '.join(METHODS)}.")
+    if len(seeds) == 0 or settings.episodes < 1:
+        raise ValueError(
+            f"a training needs a seed and an episode at least, got {len(seeds)} and "
+            f"{settings.episodes}."
+        )
     environments = make_environments(task, (len(seeds), 1 + settings.evaluations))
     learner = Learner(make_environment(task), method, seeds, settings)
     scores: list[list[list[float]]] = []
