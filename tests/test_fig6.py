@@ -24,7 +24,7 @@ def test_a_better_and_slower_variance_policy():
     assert compared["best"] == pytest.approx(200)
     assert compared["variance_ends_better"] == 1
     assert compared["variance_is_slower"] == 1
-    low, high = compared["variance_minus"]["deterministic"]
+    low, high = compared["variance_minus"]["deterministic"].values()
     assert 80 < low < 100 < high < 120
     half_ways = [row["half_way"] for row in compared["methods"].values()]
     # Blocks of ten episodes, named by their middles.
@@ -35,7 +35,7 @@ def test_no_difference_is_none():
     same = [50.0, 100.0, 150.0, 90.0]
     scores = {m: ramps(same, half_way=100) for m in ("deterministic", "parameter_noise")}
     compared = fig6._compared({**scores, "variance": ramps(same, half_way=100)})
-    low, high = compared["variance_minus"]["parameter_noise"]
+    low, high = compared["variance_minus"]["parameter_noise"].values()
     assert low < 0 < high
     assert compared["variance_ends_better"] == 0
     assert compared["variance_is_slower"] == 0
@@ -58,7 +58,7 @@ def test_bootstrap_intervals_cover_the_difference():
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(200):
-        low, high = fig6._bootstrap(rng.normal(3, 1, 30), rng.normal(2, 1, 30), draws=1000)
-        covered += low <= 1 <= high
+        interval = fig6._bootstrap(rng.normal(3, 1, 30), rng.normal(2, 1, 30), draws=1000)
+        covered += interval["low"] <= 1 <= interval["high"]
     # 95%, less a little with 30 values; four standard errors.
     assert covered >= 200 * (0.94 - 4 * np.sqrt(0.94 * 0.06 / 200))

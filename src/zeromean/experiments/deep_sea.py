@@ -26,6 +26,11 @@ from zeromean.experiments.run_log import RunLog
 TITLE = "Deep sea: noise held for an episode explores where noise on actions fails"
 SOURCE = "beyond the paper; the problem is of Osband et al. (2019)"
 NEEDS: tuple[str, ...] = ()
+NOTES = (
+    "Of nine seeds at depths 10, 20 and 30, the variance policies of 7, 6 and 9 come across the "
+    "treasure in training, and those of 7, 3 and 8 bring it up in the end. Policies of the other "
+    "kinds come across it with 2 to 4 seeds, and noise on actions alone with 1, 1 and none.",
+)
 FOUND = 0.5  # An episode that scores more has brought up the treasure.
 LAST = 50  # Episodes at the end that count.
 
@@ -107,12 +112,15 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     names = list(records[0]["metrics"]["depths"][depths[0]])
     labels = {name: name.replace("_", " ") for name in names}
     runs = [record["metrics"]["depths"] for record in records]
-    solved = [
-        over_seeds(
-            labels[name], depths, [[r[d][name]["solved"] for d in depths] for r in runs], kind="bar"
-        )
-        for name in names
-    ]
+
+    def by_depth(key: str) -> list[dict[str, Any]]:
+        return [
+            over_seeds(
+                labels[name], depths, [[r[d][name][key] for d in depths] for r in runs], kind="bar"
+            )
+            for name in names
+        ]
+
     curves = [
         over_seeds(
             labels[name],
@@ -122,7 +130,15 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for name in names
     ]
     return [
-        figure("Seeds that bring up the treasure in the end", "depth", "seeds, %", solved),
+        figure(
+            "Seeds that come across the treasure in training",
+            "depth",
+            "seeds, %",
+            by_depth("discovered"),
+        ),
+        figure(
+            "Seeds that bring up the treasure in the end", "depth", "seeds, %", by_depth("solved")
+        ),
         figure(
             f"Evaluations that bring up the treasure, depth {depths[-1]}",
             "blocks of 10 training episodes",
@@ -164,6 +180,7 @@ def _train(
     blocks = found[:, : max(1, found.shape[1] // 10) * 10]
     blocks = blocks.reshape(len(found), -1, min(10, blocks.shape[1]))
     return {
+        "discovered": 100 * in_training.any(1).mean().item(),
         "solved": 100 * (found[:, -LAST:].mean(1) > 0.9).mean().item(),
         "first_found": [int(np.argmax(f)) + 1 if f.any() else None for f in in_training],
         "found": (100 * blocks.mean(2)).tolist(),

@@ -28,7 +28,18 @@ BEST = {"cartpole": 190.0, "acrobot": -100.0}
 RIVALS = ("deterministic", "parameter_noise")
 TUNING_SEED = 10**6
 LAST = 50  # Episodes at the end that a final score is the mean of.
-
+NOTES = (
+    "Every method has nine policies, with seeds of their own. The variance policy is slower, as in "
+    "the paper, but not better in the end: after 1,000 episodes its mean is below those of both "
+    "rivals on both tasks. The intervals of the differences (variance_minus) exclude 0 but for "
+    "parameter noise on CartPole, which leaves no room: the others end at the limit of 200 or a "
+    "point below it. On Acrobot the variance policy still improves when the others have long "
+    "ended.",
+    "Checked: the gradient against a plain loop, the environments against gymnasium's, and the "
+    "learning rate, which every method chose from the same two by policies with other seeds; the "
+    "variance policy took the larger one. It is evaluated with fresh noise for each episode, as it "
+    "has no means.",
+)
 Curves = dict[str, list[list[float]]]  # Of training and evaluation, by seed.
 
 
@@ -194,7 +205,7 @@ def _compared(scores: dict[str, list[list[float]]]) -> dict[str, Any]:
         episodes = {method: half_way[method] or np.inf for method in ("variance", *RIVALS)}
         result |= {
             "variance_minus": intervals,
-            "variance_ends_better": float(all(low > 0 for low, _ in intervals.values())),
+            "variance_ends_better": float(all(i["low"] > 0 for i in intervals.values())),
             "variance_is_slower": float(all(episodes["variance"] > episodes[r] for r in RIVALS)),
         }
     return result
@@ -208,11 +219,12 @@ def _reached(scores: list[list[float]], target: float) -> int | None:
     return int(_middles(len(blocks), len(scores[0]))[int(np.argmax(blocks >= target))])
 
 
-def _bootstrap(a: np.ndarray, b: np.ndarray, draws: int = 10_000) -> list[float]:
+def _bootstrap(a: np.ndarray, b: np.ndarray, draws: int = 10_000) -> dict[str, float]:
     """95% interval of the difference of two means, by resampling both."""
     generator = np.random.default_rng(0)
     means = [generator.choice(values, size=(draws, len(values))).mean(1) for values in (a, b)]
-    return np.quantile(means[0] - means[1], [0.025, 0.975]).tolist()
+    low, high = np.quantile(means[0] - means[1], [0.025, 0.975]).tolist()
+    return {"low": low, "high": high}
 
 
 def _blocks(scores: list[list[float]], count: int = 100) -> list[list[float]]:
