@@ -26,7 +26,7 @@ NOTES = (sparse_networks.quoted(QUOTED),)
 class Config(sparse_networks.Settings):
     """LeNet-5-Caffe, all four layers sparse."""
 
-    epochs: int = 150
+    epochs: int = 200
     """Epochs of sparse variational dropout."""
     shrink_after: tuple[int, ...] = (20, 35)
     """Epochs after which empty units are taken out of the network, so that the rest is faster. The
@@ -35,8 +35,6 @@ class Config(sparse_networks.Settings):
     """Start from the network that is not sparse, in place of random means."""
     lr: float = 2e-3
     """Adam's learning rate for means and biases, which falls linearly to zero."""
-    last_lr: float | None = 5e-3
-    """The same after the last time that units are taken out."""
     dense_epochs: int = 15
     """Epochs of the network that is not sparse."""
     magnitude: tuple[float, ...] = (12.0, 50.0, 280.0)

@@ -50,8 +50,6 @@ class Settings:
     """Start from the network that is not sparse, in place of random means."""
     lr: float = 5e-3
     """Adam's learning rate for means and biases, which falls linearly to zero."""
-    last_lr: float | None = None
-    """The same after the last time that units are taken out; by default `lr`."""
     log_variance_lr: float = 2e-3
     """The same for the log-variances."""
     kl_warmup_epochs: int = 10
@@ -233,7 +231,6 @@ def train_sparse(
         later = {**training, "kl_warmup_epochs": 0, "prune_after_epochs": 0}
         if end == config.epochs:
             later["decay"] = "linear"
-            later["lr"] = config.last_lr or config.lr
         part = _train(
             architecture,
             f"sparse, from epoch {begin}",
