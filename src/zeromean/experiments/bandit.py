@@ -28,9 +28,9 @@ TITLE = "Thompson sampling in a contextual bandit on digits"
 SOURCE = "beyond the paper; Thompson sampling as in Riquelme et al. (2018)"
 NEEDS: tuple[str, ...] = ("digits",)
 NOTES = (
-    "Thompson sampling with a mean-field last layer is wrong least often by far. A variance layer in "
-    "the middle explores too, and beats the greedy agent, but not ε-greedy nor Thompson sampling "
-    "with Bayesian linear regression: its noise does not fade where the answer is known.",
+    "Thompson sampling with a mean-field last layer is wrong least often by far. A variance layer "
+    "in the middle explores too, and beats the greedy agent, but neither ε-greedy nor Thompson "
+    "sampling with Bayesian linear regression.",
 )
 ACTIONS = 10
 
