@@ -264,6 +264,21 @@ def test_a_useless_unit_loses_its_signal_in_training():
     assert noise.keep.tolist() == [True, False]
 
 
+def test_kl_weight_is_a_factor_of_the_kl_and_of_nothing_else():
+    plain, dear = zm.LogNormalDropout(4), zm.LogNormalDropout(4, kl_weight=7.0)
+    for noise in (plain, dear):
+        with torch.no_grad():
+            noise.log_scale.copy_(torch.tensor([-5.0, -1.0, 0.0, 1.0]))
+        noise.prune_()
+    torch.testing.assert_close(zm.kl_divergence(dear), 7 * zm.kl_divergence(plain))
+    assert torch.equal(dear.keep, plain.keep)
+    assert "kl_weight=7" in repr(dear)
+    assert "kl_weight" not in repr(plain)
+    for wrong in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="kl_weight must be at least 0 and finite"):
+            zm.LogNormalDropout(4, kl_weight=wrong)
+
+
 def test_kl_clipping_and_parameter_groups_see_noise_on_units():
     model = nn.Sequential(
         zm.Linear(4, 6, posterior=zm.Additive),

@@ -213,6 +213,8 @@ class LogNormalDropout(UnitNoise):
         high: Logarithm of the largest multiplier.
         location: Initial mean of log θ.
         log_scale: Initial logarithm of the standard deviation of log θ.
+        kl_weight: Weight of its KL term. More than 1 says that units of this layer cost more than
+            their nats, as filters do, which run at many positions.
     """
 
     prunable = True
@@ -225,6 +227,7 @@ class LogNormalDropout(UnitNoise):
         high: float = 0.0,
         location: float = 0.0,
         log_scale: float = -5.0,
+        kl_weight: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -236,7 +239,10 @@ class LogNormalDropout(UnitNoise):
                 "location and log_scale must be finite, got "
                 f"location={location}, log_scale={log_scale}."
             )
+        if not 0 <= kl_weight < math.inf:
+            raise ValueError(f"kl_weight must be at least 0 and finite, got {kl_weight}.")
         self.low, self.high = low, high
+        self.kl_weight = kl_weight
         self.initial_location, self.initial_log_scale = location, log_scale
         self.location = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
         self.log_scale = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
@@ -262,6 +268,9 @@ class LogNormalDropout(UnitNoise):
         kl = lognormal.kl(self.location, self.log_scale, self.low, self.high)
         return kl.to(_wide(self.location).dtype)
 
+    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
+        return {self: lambda: self.kl_weight * self._kept(self.kl_per_unit()).sum()}
+
     def reset_parameters(self) -> None:
         nn.init.constant_(self.location, self.initial_location)
         nn.init.constant_(self.log_scale, self.initial_log_scale)
@@ -269,9 +278,11 @@ class LogNormalDropout(UnitNoise):
     def extra_repr(self) -> str:
         kept = int(self.keep.sum()) if not self.keep.is_meta else self.num_features
         left = "" if kept == self.num_features else f", {kept} left"
+        weight = "" if self.kl_weight == 1 else f", kl_weight={self.kl_weight:g}"
         return (
             f"{self.num_features}, low={self.low:g}, high={self.high:g}, "
-            f"location={self.initial_location:g}, log_scale={self.initial_log_scale:g}{left}"
+            f"location={self.initial_location:g}, log_scale={self.initial_log_scale:g}"
+            f"{weight}{left}"
         )
 
 

@@ -38,8 +38,9 @@ class Config(sparse_networks.Settings):
     """Adam's learning rate for the weights, which falls linearly to zero."""
     noise_lr: float = 1e-2
     """Adam's learning rate for the noise."""
-    beta: float = 30.0
-    """Weight of the KL term. With 1, in the ELBO, a unit costs few nats, and all filters stay."""
+    kl_weights: tuple[float, float, float] = (30.0, 15.0, 3.0)
+    """Weights of the KL terms of conv1, conv2 and dense1. With 1, as in the ELBO, a filter costs no
+    more than a neuron, and all filters stay."""
     dense_epochs: int = 15
     """Epochs without noise, before."""
 
@@ -98,15 +99,20 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def add_noise(network: nn.Sequential) -> nn.Sequential:
+def add_noise(
+    network: nn.Sequential, kl_weights: Sequence[float] = (1.0, 1.0, 1.0)
+) -> nn.Sequential:
     """A copy with log-normal noise behind every hidden layer, `noise_conv1` and so on."""
-    places = {after: (f"noise_{name}", count) for name, (after, count) in UNITS.items()}
+    places = {
+        after: (f"noise_{name}", count, weight)
+        for (name, (after, count)), weight in zip(UNITS.items(), kl_weights, strict=True)
+    }
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for name, module in network.named_children():
         parts[name] = copy.deepcopy(module)
         if name in places:
-            noise, count = places[name]
-            parts[noise] = zm.LogNormalDropout(count)
+            noise, count, weight = places[name]
+            parts[noise] = zm.LogNormalDropout(count, kl_weight=weight)
     return nn.Sequential(parts)
 
 
@@ -122,18 +128,19 @@ def _train_noise(
         lr=config.lr,
         log_alpha_lr=config.noise_lr,
         kl_warmup_epochs=config.kl_warmup_epochs,
-        beta=config.beta,
         seed=config.seed,
     )
     identity = {
         "experiment": "structured_lenet5",
         "dense_epochs": config.dense_epochs,
+        "kl_weights": config.kl_weights,
         "training": {key: value for key, value in settings.described().items() if key != "seed"},
         "data": [config.data, config.train_size],
     }
     look = partial(_look, test)
+    build = partial(add_noise, dense, config.kl_weights)
     return shared_networks.train(
-        "log-normal noise", identity, lambda: add_noise(dense), train, settings, log, on_epoch=look
+        "log-normal noise", identity, build, train, settings, log, on_epoch=look
     )
 
 
