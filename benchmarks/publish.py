@@ -115,6 +115,9 @@ def linear_models() -> str:
         [first["size"], FIRST_FIT, "ARDRegression", f"{first['ratio']:.1f}", "5"]
         for first in record["first_fits"]
     ]
+    cores = record["all_cores"]
+    wall = f"variational dropout, wall time on {cores['cores']} cores"
+    fits.append([cores["size"], wall, "ARDRegression", f"{cores['ratio']:.1f}", ""])
     streams = [["rows streamed, × 100", "seconds", "µs a row", "peak memory, MiB"]]
     streams += [
         [form.format(stream[key]) for key, form in STREAM_COLUMNS.items()]

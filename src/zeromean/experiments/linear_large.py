@@ -51,9 +51,9 @@ SMOKE = Config(sizes=(200, 400), num_test=500, num_relevant=3, num_irrelevant=9,
 NOTES = (
     "Nearly all of our time is one product XᵀX, of which ARDRegression makes one an iteration. "
     "Times here are medians of three fits, and vary from seed to seed. In "
-    "`benchmarks/linear_models.py`, where fits are repeated at once or made in a fresh process, "
-    "the ratio is between 3.8 and 5.0: five is not reached by every way of measuring. Where "
-    "features are many the ratio is far larger.",
+    "`benchmarks/linear_models.py` the ratio is 6 in the first fit of a process and about 4 in fits "
+    "repeated at once: five is not reached by every way of measuring. Where features are many the "
+    "ratio is far larger.",
 )
 CLAIMS = [
     Claim(
