@@ -32,10 +32,12 @@ class UnitNoise(StochasticModule):
     Attributes:
         keep: Which units are left, `(num_features,)`; the others put out exactly zero.
         prunable: Whether a low signal-to-noise ratio says that a unit carries nothing.
+        kl_weight: Factor of the KL term.
     """
 
     keep: Tensor
     prunable: bool
+    kl_weight: float = 1.0
 
     def __init__(self, num_features: int, device: torch.device | str | None):
         super().__init__()
@@ -88,7 +90,7 @@ class UnitNoise(StochasticModule):
         return {"units": self}
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
-        return {self: lambda: self._kept(self.kl_per_unit()).sum()}
+        return {self: lambda: self.kl_weight * self._kept(self.kl_per_unit()).sum()}
 
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
         return sampler
@@ -267,9 +269,6 @@ class LogNormalDropout(UnitNoise):
     def kl_per_unit(self) -> Tensor:
         kl = lognormal.kl(self.location, self.log_scale, self.low, self.high)
         return kl.to(_wide(self.location).dtype)
-
-    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
-        return {self: lambda: self.kl_weight * self._kept(self.kl_per_unit()).sum()}
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.location, self.initial_location)

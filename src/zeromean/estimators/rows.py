@@ -70,10 +70,9 @@ class ArrayRows:
         num_rows, num_features = self.X.shape
         fewest = FEWEST_SPARSE_ROWS if sparse.issparse(self.X) else FEWEST_ROWS
         size = max(SLICE_SIZE // num_features, fewest)
+        whole = self.whole()
         for number, start in enumerate(range(0, num_rows, size)):
-            part = slice(start, start + size)
-            weight = None if self.weight is None else self.weight[part]
-            yield Chunk(self.X[part], self.y[part], weight, number)
+            yield whole.part(slice(start, start + size))._replace(number=number)
 
 
 @dataclass(frozen=True)

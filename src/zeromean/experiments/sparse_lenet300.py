@@ -19,7 +19,7 @@ QUOTED = {
     "soft weight sharing (SWS)": (1.94, 23),
     "sparse variational dropout, lecture": (1.92, 68),
 }
-NOTES = (sparse_networks.quoted(QUOTED),)
+NOTES = (sparse_networks.sentence_about(QUOTED),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,14 +19,14 @@ QUOTED = {
     "soft weight sharing (SWS)": (0.97, 200),
     "sparse variational dropout, lecture": (0.75, 280),
 }
-NOTES = (sparse_networks.quoted(QUOTED),)
+NOTES = (sparse_networks.sentence_about(QUOTED),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(sparse_networks.Settings):
     """LeNet-5-Caffe, all four layers sparse."""
 
-    epochs: int = 200
+    epochs: int = 70
     """Epochs of sparse variational dropout."""
     shrink_after: tuple[int, ...] = (20, 35)
     """Epochs after which empty units are taken out of the network, so that the rest is faster. The

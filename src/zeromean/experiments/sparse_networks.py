@@ -360,9 +360,9 @@ def quantization_figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str,
     ]
 
 
-def quoted(results: Mapping[str, tuple[float, float]]) -> str:
+def sentence_about(quoted: Mapping[str, tuple[float, float]]) -> str:
     """What others reported, in a sentence: the error and the compression of each method."""
-    rows = [f"{name} {error:g}% at {factor:g}×" for name, (error, factor) in results.items()]
+    rows = [f"{name} {error:g}% at {factor:g}×" for name, (error, factor) in quoted.items()]
     return (
         f"Quoted from the lecture: {', '.join(rows)}. Magnitude pruning in the pictures is ours: "
         "torch.nn.utils.prune, and training after each step."

@@ -38,7 +38,7 @@ class Config(lenet.Settings):
     log_alpha_lr: float = 0.03
     """The same for log α."""
     log_alpha_beta2: float = 0.95
-    """Adam's β₂ for log α, with which it gets in few passes to where the paper's ends."""
+    """Adam's β₂ for log α, with which it rises in fewer passes."""
     dropout_epochs: int = 30
     """Passes of the network with dropout."""
 
