@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -17,10 +18,14 @@ from zeromean.estimators.moments import Moments
 from zeromean.estimators.penalty import Array
 from zeromean.estimators.quadratic import ROUNDING, Indices, LeastSquares, from_moments, from_rows
 from zeromean.estimators.rows import ArrayRows, Chunk, Rows
+from zeromean.estimators.threads import one_blas_thread_each
 
 LOG_TWO_PI = float(np.log(2 * np.pi))
 # Above so many features, a matrix of all their correlations would not fit.
 MOST_CORRELATED = 8192
+# Up to so many features, the most that was measured, steps are so short that threads of BLAS wait
+# for each other longer than they save.
+NARROW = 1024
 TOO_LARGE = "Squares of X or y are too large for float64; rescale them."
 
 
@@ -127,7 +132,8 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
             raise ValueError("sample_weight must not be zero for every row.")
         constant = problem.target_square <= problem.count * (ROUNDING * problem.target_mean) ** 2
         given = isinstance(self.noise_precision, Real)
-        learned = NOTHING if constant and not given else self._solve(problem)
+        with one_blas_thread_each() if len(problem.mean) <= NARROW else nullcontext():
+            learned = NOTHING if constant and not given else self._solve(problem)
         self._warn_unless(learned.converged)
         relevant = problem.features[learned.relevant]
         num_features = len(problem.mean)
