@@ -125,8 +125,9 @@ def parameter_groups(
             cross zero within epochs where lr alone takes tens. Default: lr.
         log_alpha_betas: Adam's betas for the same. Where log α rises, its gradient falls off
             exponentially. Adam divides by a mean over the last 1 / (1 − β₂) steps, in which the
-            gradients of long ago prevail, and with β₂ = 0.999 log α rises by no more than about 1
-            in 2,000 steps, whatever its rate; (0.9, 0.95) lets it go. Default: the optimizer's.
+            gradients of long ago prevail, and with β₂ = 0.999 log α in the long run rises by
+            about 1 in 2,000 steps, whatever its rate; (0.9, 0.95) lets it go. Default: the
+            optimizer's.
         weight_decay: Decay of the first group.
     """
     logarithms, scales = set(), set()
