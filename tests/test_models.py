@@ -19,6 +19,11 @@ CASES = {
     "lenet5": (models.lenet5, MNIST, LENET5_WEIGHTS + 2 * (20 + 50 + 500)),
     "lenet5 without biases": (partial(models.lenet5, bias=False), MNIST, LENET5_WEIGHTS),
     "lenet5 without batchnorm": (partial(models.lenet5, batchnorm=False), MNIST, 431_080),
+    "lenet5 with batchnorm behind one layer": (
+        partial(models.lenet5, batchnorm=("dense1",)),
+        MNIST,
+        LENET5_WEIGHTS + 20 + 50 + 2 * 500 + 10,
+    ),
     "lenet5 bare": (partial(models.lenet5, batchnorm=False, bias=False), MNIST, LENET5_WEIGHTS),
     "lenet5 with dropout": (partial(models.lenet5, dropout=0.5), MNIST, LENET5_WEIGHTS + 1140),
     "lenet5_caffe": (models.lenet5_caffe, MNIST, 431_080),
@@ -52,6 +57,12 @@ def test_size_and_output_are_as_computed_by_hand(case):
     model = build()
     assert number_of_parameters(model) == size
     assert model(torch.rand(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("batchnorm", ["dense1", ("dense2",), ("conv1", "dense9")])
+def test_batchnorm_where_there_is_none_is_refused(batchnorm):
+    with pytest.raises(ValueError, match=r"batchnorm must be a bool or some of .*'conv1'"):
+        models.lenet5(batchnorm=batchnorm)
 
 
 def test_totals_of_the_papers():

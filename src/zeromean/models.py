@@ -8,7 +8,7 @@ same function with other arguments: `lenet5(dense1=zm.Linear)`, or
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import nn
 
@@ -25,7 +25,7 @@ def lenet5(
     conv2: LayerFactory = nn.Conv2d,
     dense1: LayerFactory = nn.Linear,
     dense2: LayerFactory = nn.Linear,
-    batchnorm: bool = True,
+    batchnorm: bool | Collection[str] = True,
     bias: bool = True,
     activation: LayerFactory = nn.ReLU,
     dropout: float = 0.0,
@@ -36,30 +36,41 @@ def lenet5(
     Args:
         conv1, conv2, dense1, dense2: Factories of the four layers.
         batchnorm: BatchNorm after every layer but the last. The layers then have no biases, the
-            last one included.
+            last one included. Or the names of the layers that have it, in place of a bias: the
+            authors' network with four stochastic layers has `("dense1",)`.
         bias: False for no additive terms: with BatchNorm it loses its affine map (the networks of
             Table 3, with `activation=nn.Tanh`), without it the layers lose their biases.
         activation: Factory of the nonlinearity.
         dropout: Drop rate before `dense1`; the authors' baseline has 0.5.
         num_classes: Number of logits.
     """
-    layer_bias = bias and not batchnorm
+    hidden = ("conv1", "conv2", "dense1")
+    if isinstance(batchnorm, bool):
+        normed = (*hidden, "dense2") if batchnorm else ()
+    else:
+        normed = tuple(batchnorm)
+        if isinstance(batchnorm, str) or not set(normed) <= set(hidden):
+            raise ValueError(f"batchnorm must be a bool or some of {hidden}, got {batchnorm!r}.")
+
+    def biased(name: str) -> bool:
+        return bias and name not in normed
+
     return _sequential(
         {
-            "conv1": conv1(1, 20, 5, bias=layer_bias),
-            "norm1": nn.BatchNorm2d(20, affine=bias) if batchnorm else None,
+            "conv1": conv1(1, 20, 5, bias=biased("conv1")),
+            "norm1": nn.BatchNorm2d(20, affine=bias) if "conv1" in normed else None,
             "activation1": activation(),
             "pool1": nn.MaxPool2d(2),
-            "conv2": conv2(20, 50, 5, bias=layer_bias),
-            "norm2": nn.BatchNorm2d(50, affine=bias) if batchnorm else None,
+            "conv2": conv2(20, 50, 5, bias=biased("conv2")),
+            "norm2": nn.BatchNorm2d(50, affine=bias) if "conv2" in normed else None,
             "activation2": activation(),
             "pool2": nn.MaxPool2d(2),
             "flatten": nn.Flatten(),  # (N, 50 · 4 · 4)
             "dropout": nn.Dropout(dropout) if dropout else None,
-            "dense1": dense1(800, 500, bias=layer_bias),
-            "norm3": nn.BatchNorm1d(500, affine=bias) if batchnorm else None,
+            "dense1": dense1(800, 500, bias=biased("dense1")),
+            "norm3": nn.BatchNorm1d(500, affine=bias) if "dense1" in normed else None,
             "activation3": activation(),
-            "dense2": dense2(500, num_classes, bias=layer_bias),
+            "dense2": dense2(500, num_classes, bias=biased("dense2")),
         }
     )
 

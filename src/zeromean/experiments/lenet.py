@@ -100,7 +100,7 @@ class Network:
     sampler: str = "default"
     dropout: float = 0.0
     activation: str = "ReLU"
-    batchnorm: bool = True
+    batchnorm: bool | tuple[str, ...] = True
     bias: bool = True
 
     def build(self) -> nn.Sequential:

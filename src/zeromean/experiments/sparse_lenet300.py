@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from zeromean.experiments import sparse_networks
+from zeromean.experiments import sparse_figures, sparse_networks
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "Sparse variational dropout: LeNet-300-100"
@@ -19,7 +19,7 @@ QUOTED = {
     "soft weight sharing (SWS)": (1.94, 23),
     "sparse variational dropout, lecture": (1.92, 68),
 }
-NOTES = (sparse_networks.sentence_about(QUOTED),)
+NOTES = (sparse_figures.sentence_about(QUOTED),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,4 +44,4 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     return sparse_networks.run(lenet_300_100, config, log)
 
 
-figures = partial(sparse_networks.figures, quoted=QUOTED)
+figures = partial(sparse_figures.figures, quoted=QUOTED)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from zeromean.experiments import sparse_networks
+from zeromean.experiments import sparse_figures, sparse_networks
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "Sparse variational dropout: LeNet-5-Caffe"
@@ -19,7 +19,7 @@ QUOTED = {
     "soft weight sharing (SWS)": (0.97, 200),
     "sparse variational dropout, lecture": (0.75, 280),
 }
-NOTES = (sparse_networks.sentence_about(QUOTED),)
+NOTES = (sparse_figures.sentence_about(QUOTED),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,4 +60,4 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     return sparse_networks.run(lenet5_caffe, config, log)
 
 
-figures = partial(sparse_networks.figures, quoted=QUOTED)
+figures = partial(sparse_figures.figures, quoted=QUOTED)

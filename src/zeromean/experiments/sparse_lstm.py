@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 import zeromean as zm
-from zeromean.experiments import shared_networks, sparse_networks
+from zeromean.experiments import shared_networks, sparse_figures, sparse_networks
 from zeromean.experiments.claims import Claim
 from zeromean.experiments.compression import times_faster
 from zeromean.experiments.figure import bars, figure, over_seeds
@@ -117,7 +117,7 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             )
             for key, label in labels.items()
         ),
-        *sparse_networks.quantization_figures(metrics),
+        *sparse_figures.quantization_figures(metrics),
         bars(
             "Test accuracy",
             "network",

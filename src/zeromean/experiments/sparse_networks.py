@@ -16,14 +16,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
 from zeromean.experiments import shared_networks, shrinking
 from zeromean.experiments.claims import Claim
-from zeromean.experiments.figure import figure, image, over_seeds, trace
 from zeromean.experiments.run_log import RunLog
+from zeromean.experiments.sparse_figures import weight_images
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet
@@ -33,8 +33,6 @@ LAYERS = {
     "lenet_300_100": ("dense1", "dense2", "dense3"),
     "lenet5_caffe": ("conv1", "conv2", "dense1", "dense2"),
 }
-# Of the patch of a dense layer that is drawn, both ways.
-PATCH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +176,10 @@ def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -
         "sparsity_by_epoch": _columns([row["sparsity"] for row in sparse.history]),
         "dense": {"error": error(dense.model, test)},
         "magnitude": _prune_by_magnitude(architecture, dense.model, config, train, test, log),
-        "pictures": {"dense": _pictures(dense.model), "sparse": _pictures(pruned)},
+        "pictures": {
+            "dense": weight_images(dense.model),
+            "sparse": weight_images(pruned),
+        },
     }
 
 
@@ -338,96 +339,6 @@ def quantized(pruned: nn.Module, test: ImageSet) -> dict[str, Any]:
     return results
 
 
-def quantization_figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Error and size of the rounded networks, `quantized` of each seed."""
-    variants = [(per, t) for per, rows in metrics[0]["quantized"].items() for t in rows]
-    names = [f"per {per}, {tolerance}" for per, tolerance in variants]
-    return [
-        figure(
-            f"Rounded by the posterior: {label}",
-            "bit widths",
-            label,
-            [
-                over_seeds(
-                    label,
-                    names,
-                    [[m["quantized"][per][t][key] for per, t in variants] for m in metrics],
-                    kind="bar",
-                )
-            ],
-        )
-        for key, label in (("error", "test error, %"), ("compression", "times smaller than float"))
-    ]
-
-
-def sentence_about(quoted: Mapping[str, tuple[float, float]]) -> str:
-    """What others reported, in a sentence: the error and the compression of each method."""
-    rows = [f"{name} {error:g}% at {factor:g}×" for name, (error, factor) in quoted.items()]
-    return (
-        f"Quoted from the lecture: {', '.join(rows)}. Magnitude pruning in the pictures is ours: "
-        "torch.nn.utils.prune, and training after each step."
-    )
-
-
-def figures(
-    records: Sequence[Mapping[str, Any]], quoted: Mapping[str, tuple[float, float]]
-) -> list[dict[str, Any]]:
-    """Of all seeds, with the results that others reported."""
-    metrics = [record["metrics"] for record in records]
-    first = metrics[0]
-    epochs = list(range(1, len(first["by_epoch"]["error"]) + 1))
-
-    def curve(name: str, values: Callable[[Any], Sequence[float]]) -> dict[str, Any]:
-        return over_seeds(name, epochs, [values(m) for m in metrics])
-
-    factors = [row["compression"] for row in first["magnitude"]]
-    by_magnitude = [[row["error"] for row in m["magnitude"]] for m in metrics]
-    return [
-        figure(
-            "Compression by epoch",
-            "epoch",
-            "weights over weights left",
-            [curve("sparse variational dropout", lambda m: m["by_epoch"]["compression"])],
-            y_log=True,
-        ),
-        figure(
-            "Sparsity by epoch",
-            "epoch",
-            "weights that are gone, %",
-            [
-                curve(layer, lambda m, layer=layer: m["sparsity_by_epoch"][layer])
-                for layer in first["sparsity_by_epoch"]
-            ],
-        ),
-        figure(
-            "Test error against compression",
-            "weights over weights left",
-            "error, %",
-            [
-                over_seeds("magnitude pruning, retrained", factors, by_magnitude),
-                trace(
-                    "sparse variational dropout",
-                    [m["sparse"]["compression"] for m in metrics],
-                    [m["sparse"]["error"] for m in metrics],
-                    kind="scatter",
-                ),
-                trace("not sparse", [1], [first["dense"]["error"]], kind="scatter"),
-                *(
-                    trace(f"quoted: {name}", [factor], [error], kind="scatter")
-                    for name, (error, factor) in quoted.items()
-                ),
-            ],
-            x_log=True,
-        ),
-        *quantization_figures(metrics),
-        *(
-            image(f"{title}, {name} network", x_label, y_label, rows)
-            for name, pictures in first["pictures"].items()
-            for title, x_label, y_label, rows in pictures
-        ),
-    ]
-
-
 def _train(
     architecture: Callable[..., nn.Module],
     name: str,
@@ -507,42 +418,6 @@ def _prune_by_magnitude(
 
 def _count(weights: Sequence[tuple[Any, str]]) -> int:
     return sum(int(module.weight.count_nonzero()) for module, _ in weights)
-
-
-@torch.no_grad()
-def _pictures(model: nn.Module) -> list[tuple[str, str, str, list[list[int]]]]:
-    """The filters of the first layer, and a patch of the largest dense one, as `image` has them."""
-    weights: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, zm.StochasticLayer):
-            mean, _ = module.weight.moments()
-            assert mean is not None
-            weights[name] = mean
-        elif isinstance(module, nn.Conv2d | nn.Linear):
-            weights[name] = module.weight
-    first = next(iter(weights.values()))
-    name, dense = max(
-        ((n, w) for n, w in weights.items() if w.dim() == 2), key=lambda item: item[1].numel()
-    )
-    middle = dense.shape[1] // 2  # the border of the images says nothing
-    patch = dense[:PATCH, middle - PATCH // 2 : middle + PATCH // 2]
-    tiles = (first if first.dim() == 4 else first[:20].unflatten(1, (1, 28, 28)))[:20, 0]
-    return [
-        ("Filters of the first layer", "ten a row", "", _per_cent(_tiled(tiles, 10))),
-        (f"A patch of {name}", "input", "neuron", _per_cent(patch)),
-    ]
-
-
-def _tiled(tiles: Tensor, columns: int) -> Tensor:
-    """Pictures `(count, height, width)` side by side, with a gap of one pixel."""
-    padded = nn.functional.pad(tiles, (0, 1, 0, 1))
-    return padded.unflatten(0, (-1, columns)).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
-
-
-def _per_cent(values: Tensor) -> list[list[int]]:
-    """In per cent of the largest: two digits are enough to look at, and keep records small."""
-    largest = values.abs().max().clamp_min(torch.finfo(values.dtype).tiny)
-    return (100 * values / largest).round().int().tolist()
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

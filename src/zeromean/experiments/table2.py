@@ -18,7 +18,10 @@ NEEDS: tuple[str, ...] = ("mnist",)
 LAYERS = ("conv1", "conv2", "dense1", "dense2")
 NETWORKS = {
     "dropout": lenet.Network(layers=(), dropout=0.5),
-    "variance": lenet.Network(layers=LAYERS, posterior="layer", prior="log-uniform"),
+    # As the authors published it: BatchNorm behind dense1 alone, biases elsewhere.
+    "variance": lenet.Network(
+        layers=LAYERS, posterior="layer", prior="log-uniform", batchnorm=("dense1",)
+    ),
 }
 NOTES = (
     "As in the paper only dense1 becomes a variance layer. After 24 passes, of the paper's 200, it "
@@ -31,16 +34,18 @@ NOTES = (
 class Config(lenet.Settings):
     """Two networks."""
 
-    epochs: int = 24
+    epochs: int = 100
     """Passes over the training set. The paper has 200, with one rate for everything."""
-    lr: float = 2e-3
-    """Adam's learning rate, which falls linearly to zero; also of the network with dropout."""
+    lr: float = 4e-3
+    """Adam's learning rate, which falls linearly to zero."""
     log_alpha_lr: float = 0.03
     """The same for log α."""
     log_alpha_beta2: float = 0.95
     """Adam's β₂ for log α, with which it rises in fewer passes."""
     dropout_epochs: int = 30
     """Passes of the network with dropout."""
+    dropout_lr: float = 2e-3
+    """Its learning rate."""
 
 
 QUICK = Config(**lenet.QUICK, dropout_epochs=8)
@@ -88,7 +93,7 @@ CLAIMS = [
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    dropout = dataclasses.replace(config, epochs=config.dropout_epochs)
+    dropout = dataclasses.replace(config, epochs=config.dropout_epochs, lr=config.dropout_lr)
     network, variance = NETWORKS["dropout"], NETWORKS["variance"]
     results = {
         "dropout": lenet.train_and_measure("dropout", network, dropout, log),
