@@ -249,12 +249,12 @@ def test_images_of_another_size_are_refused():
     model = zero_out(lenet5_caffe(), 0.97)
     compressed = zm.compress(model)
     for batch in (1, 4, 20):
-        with pytest.raises(ValueError, match=r"needs \d+ features, got \d+"):
+        with pytest.raises(ValueError, match=r"needs \d+ features here, got \d+"):
             compressed(torch.rand(batch, 1, 32, 32))
     with pytest.raises(ValueError, match=r"needs images \(N, C, H, W\), got shape \(1, 28, 28\)"):
         compressed(torch.rand(1, 28, 28))
     linear = zm.compress(zero_out(nn.Linear(100, 60), 0.97))
-    with pytest.raises(ValueError, match="needs 100 features, got 200"):
+    with pytest.raises(ValueError, match="needs 100 features here, got 200"):
         linear(torch.rand(3, 200))
 
 

@@ -21,6 +21,8 @@ class RandomNetwork(nn.Module):
         self.steps = []  # a function or the number of a layer, and what it is applied to
         self.shapes = [(3, 8, 8)]
         self._add_layer(nn.Conv2d(3, self._width(), 3, padding=1), 0)
+        self.activation = len(self.layers)  # One for many places.
+        self.layers.append(nn.ReLU())
         for _ in range(self.random.randint(3, 9)):
             self._grow()
         features = self._leave()
@@ -28,7 +30,7 @@ class RandomNetwork(nn.Module):
             self._add_layer(nn.Linear(features, 16), -1)
             if self.random.random() < 0.7:
                 self._add_layer(nn.BatchNorm1d(16), -1)
-            self._add(torch.relu, -1)
+            self._add(self.activation, -1)
             features = 16
         self._add_layer(nn.Linear(features, 4), -1)
 
@@ -59,6 +61,7 @@ class RandomNetwork(nn.Module):
         ]
         functions = [
             (torch.relu, [place], None),
+            (self.activation, [place], None),
             (lambda x: 0.5 * x + 0.1, [place], None),
             (lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(), [place], None),
             (torch.add, [place, self.random.choice(alike)], None),

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
 from zeromean.compression.batch_last import BatchLast
@@ -72,3 +73,38 @@ def test_to_int8_reaches_the_layers_of_a_compressed_chain():
     x = torch.rand(4, 300)
     error = (converted(x) - compressed(x)).norm() / compressed(x).norm()
     assert 0 < error < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_transformers_do_not_read_integer_weights_themselves():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    rounded = zm.to_int8(model, min_weights=1000)
+    x = torch.randn(2, 5, 64)
+    with torch.no_grad():
+        assert (rounded(x) - model(x)).abs().max() < 0.1
+        padding = torch.zeros(2, 5, dtype=torch.bool)
+        padding[0, 3:] = True
+        kept = ~padding
+        expected = model(x, src_key_padding_mask=padding)
+        assert (rounded(x, src_key_padding_mask=padding) - expected)[kept].abs().max() < 0.1
+
+
+def test_layers_with_hooks_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 30))
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    rounded = zm.to_int8(model, min_weights=1)
+    rounded(torch.randn(2, 30))
+    assert type(rounded[0]) is nn.Linear
+    assert isinstance(rounded[1], Int8Linear)
+    assert calls == [1]
+
+
+def test_masks_of_torch_become_zeros():
+    model = nn.Sequential(nn.Linear(30, 30))
+    torch_prune.l1_unstructured(model[0], "weight", 0.5)
+    rounded = zm.to_int8(model, min_weights=1)
+    assert (rounded[0].weight == 0).float().mean() >= 0.5
+    assert list(model[0]._forward_pre_hooks)  # The model is left as it was.

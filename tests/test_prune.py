@@ -430,3 +430,30 @@ def test_sparsity_of_an_empty_layer_is_one_and_its_factor_infinite():
         zm.sparsity(model)["1"]
     with pytest.raises(ValueError, match="no weights to count"):
         zm.sparsity(nn.ReLU())
+
+
+@pytest.mark.parametrize("change", [zm.prune_, zm.quantize_])
+def test_layers_with_several_weights_are_selected_by_their_name(change):
+    model = nn.ModuleDict(
+        {
+            "lstm": zm.LSTM(4, 3, posterior=zm.Additive),
+            "head": zm.Linear(3, 2, posterior=zm.Additive),
+        }
+    )
+    asked = []
+
+    def where(name, layer):
+        asked.append((name, type(layer)))
+        return name == "lstm"
+
+    result = change(model, where=where)
+    assert set(asked) == {("lstm", zm.LSTM), ("head", zm.Linear)}
+    assert result.left == {"head": "not selected"}
+
+
+def test_units_with_nan_are_refused():
+    noise = zm.LogNormalDropout(5)
+    with torch.no_grad():
+        noise.location[0] = math.nan
+    with pytest.raises(ValueError, match="NaN among its parameters"):
+        zm.prune_(nn.Sequential(nn.Linear(3, 5), noise))

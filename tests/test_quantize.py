@@ -215,3 +215,23 @@ def test_models_without_means_to_round_are_refused():
     broken.weight.mean.data[0, 0] = math.nan
     with pytest.raises(ValueError, match="not finite"):
         zm.quantize_(broken)
+
+
+def test_shared_posteriors_are_quantized_where_they_are_selected():
+    model = nn.Sequential(
+        zm.Linear(4, 4, posterior=zm.Additive), zm.Linear(4, 4, posterior=zm.Additive)
+    )
+    model[1].weight = model[0].weight
+    result = zm.quantize_(model, where=lambda name, _: name == "1")
+    assert [row.name for row in result.layers] == ["1"]
+    plain = 4 * (16 + 8)  # bytes of one weight and two biases
+    assert result.original_size == plain
+
+
+def test_nothing_left_is_infinitely_smaller():
+    model = nn.Sequential(zm.Linear(4, 3, bias=False, posterior=zm.Additive))
+    with pytest.warns(UserWarning, match="Nothing is left"):
+        zm.prune_(model, threshold=-1000.0)
+    result = zm.quantize_(model)
+    assert result.compression == math.inf
+    assert "inf× fewer" in str(result)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
+from torch.nn.utils import prune as torch_prune
 
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import UnitNoise, UnitScale
@@ -161,11 +162,30 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
             if child in replacements:
                 setattr(parent, name, replacements[child])
     # torch's fused transformer paths read the weights of their linear layers themselves.
-    for parent in model.modules():
-        if isinstance(parent, nn.TransformerEncoderLayer) and stochastic_layers(parent):
+    changed = set(replacements.values())
+    fused = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
+    parents: list[Any] = [module for module in model.modules() if isinstance(module, fused)]
+    for parent in parents:
+        if stochastic_layers(parent) or changed & set(parent.modules()):
             parent.activation_relu_or_gelu = 0
-        if isinstance(parent, nn.TransformerEncoder) and stochastic_layers(parent):
             parent.use_nested_tensor = False
+
+
+def copy_with_masks(model: nn.Module) -> nn.Module:
+    """A deep copy in which masks of torch.nn.utils.prune are zeros of the weights."""
+    # They leave masked weights behind that deepcopy refuses.
+    memo = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    }
+    model = copy.deepcopy(model, memo)
+    for module in model.modules():
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, torch_prune.BasePruningMethod):
+                torch_prune.remove(module, hook._tensor_name)
+    return model
 
 
 def plain_layer(

@@ -163,7 +163,7 @@ def _dense_twin(model: nn.Module) -> nn.Module:
     sparse = (SparseLinear, SparseConv2d)
     replace_modules_(whole, {m: m.dense() for m in whole.modules() if isinstance(m, sparse)})
     chains = [m for m in whole.modules() if isinstance(m, BatchLast)]
-    replace_modules_(whole, {chain: nn.Sequential(*chain.children()) for chain in chains})
+    replace_modules_(whole, {chain: nn.Sequential(*chain.steps()) for chain in chains})
     return whole[0].eval()
 
 

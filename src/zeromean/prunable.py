@@ -31,11 +31,7 @@ class PrunableWeights:
         self.whole_neurons = unit == "neuron"
         with torch.no_grad():
             self.excess = self._minus_variance() if by == "variance" else self._log_alpha()
-        if self.excess.isnan().any():
-            raise ValueError(
-                f"{name} has NaN among its parameters, which says nothing about its weights; go "
-                "back to a sound checkpoint."
-            )
+        _refuse_nan(name, self.excess)
         row = posterior.layout.noiseless_row
         if row is not None and not self.whole_neurons:
             noiseless = torch.arange(len(self.excess), device=posterior.device) == row
@@ -84,6 +80,7 @@ class PrunableUnits:
         self.default = -2 * math.log(UNIT_SNR_THRESHOLD)
         with torch.no_grad():
             self.excess = torch.where(noise.keep, -2 * noise.log_snr(), math.inf)
+        _refuse_nan(name, self.excess)
 
     def prune_(self, doomed: Tensor) -> int:
         count = int((self.noise.keep & doomed).sum())
@@ -92,3 +89,11 @@ class PrunableUnits:
 
     def is_empty(self) -> bool:
         return not self.noise.keep.any()
+
+
+def _refuse_nan(name: str, excess: Tensor) -> None:
+    if excess.isnan().any():
+        raise ValueError(
+            f"{name} has NaN among its parameters, which says nothing about what to prune; go "
+            "back to a sound checkpoint."
+        )

@@ -137,10 +137,10 @@ def _select(
     candidates: list[PrunableWeights | PrunableUnits] = []
     left: dict[str, str] = {}
     seen: set[nn.Module] = set()
-    for name, owner, part in _stochastic_parts(model):
+    for layer, owner, name, part in _stochastic_parts(model):
         if part in seen:
             continue  # It is shared with a layer that came before.
-        if where is not None and not where(name, owner):
+        if where is not None and not where(layer, owner):
             left[name] = "not selected"
             continue
         seen.add(part)
@@ -211,14 +211,14 @@ def _largest(
 
 def _stochastic_parts(
     model: nn.Module,
-) -> Iterator[tuple[str, nn.Module, Posterior | UnitNoise]]:
-    """Every posterior and every noise module: its name, the layer it belongs to and itself."""
+) -> Iterator[tuple[str, nn.Module, str, Posterior | UnitNoise]]:
+    """Every posterior and noise module: its layer by name, the layer, its own name, itself."""
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, UnitNoise):
-            yield name, module, module
+            yield name, module, name, module
         for child_name, child in module.named_children():
             if isinstance(child, Posterior):
-                yield weight_name(name, child_name), module, child
+                yield name, module, weight_name(name, child_name), child
 
 
 def _choice(argument: str, value: str, *choices: str) -> None:

@@ -70,7 +70,7 @@ class Quantization:
     @property
     def compression(self) -> float:
         """original_size / size."""
-        return self.original_size / self.size
+        return self.original_size / self.size if self.size else math.inf
 
     def __str__(self) -> str:
         rows = [("layer", "weights", "nonzero", "bits", "bytes", "deviation")]
@@ -124,7 +124,7 @@ def quantize_(
     quantized: set[Posterior] = set()
     for name, module in model.named_modules():
         for child_name, posterior in module.named_children():
-            if not isinstance(posterior, Posterior) or posterior in seen:
+            if not isinstance(posterior, Posterior) or posterior in quantized:
                 continue
             seen.add(posterior)
             label = weight_name(name, child_name)

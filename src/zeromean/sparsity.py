@@ -114,7 +114,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Posterior | Tensor]]:
         if isinstance(module, Posterior):
             continue
         if isinstance(module, SparseLinear):
-            yield name or "the model", module.weight()
+            yield name or "the model", module.weight
         for child_name, child in module.named_children():
             if isinstance(child, Posterior):
                 yield weight_name(name, child_name), child

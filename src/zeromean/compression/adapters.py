@@ -7,23 +7,27 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from zeromean.compression.sparse_layers import require_features
+
 
 class SelectInputs(nn.Module):
-    """Pick features: `(*, all)` to `(*, some)`, also of a packed sequence."""
+    """Pick features: `(*, in_features)` to `(*, len(indices))`, also of a packed sequence."""
 
     indices: Tensor
 
-    def __init__(self, indices: Tensor):
+    def __init__(self, indices: Tensor, in_features: int):
         super().__init__()
+        self.in_features = in_features
         self.register_buffer("indices", indices)
 
     def forward(self, input: Any) -> Any:
         if isinstance(input, PackedSequence):
             return PackedSequence(self.forward(input.data), *input[1:])
+        require_features(input.shape[-1], self.in_features)
         return input.index_select(-1, self.indices)
 
     def extra_repr(self) -> str:
-        return str(self.indices.numel())
+        return f"{self.indices.numel()} of {self.in_features}"
 
 
 class RequireDim(nn.Module):

@@ -23,7 +23,8 @@ class BatchLast(nn.Module):
     """A chain of modules, some of them sparse, that shares one arrangement of memory.
 
     A batch is transposed once at the start and once at the end. A single object is a vector, and
-    a small batch of images is convolved as usual.
+    a small batch of images is convolved as usual. Once a step is replaced by another module, the
+    steps run one after the other like those of nn.Sequential.
 
     Args:
         steps: By name SparseConv2d, MaxPool2d without padding and element-wise modules; then
@@ -40,12 +41,17 @@ class BatchLast(nn.Module):
         self.flattens = bool(flatten)
         self._num_features = linear[0].in_features if linear else None
         end = flatten[0] if flatten else 0 if linear else len(modules)
+        self._steps = modules
         self._on_images: list[Any] = modules[:end]
         self._on_rows: list[Any] = modules[end + self.flattens :]
 
+    def steps(self) -> list[nn.Module]:
+        """In their order, also those that come twice."""
+        return list(self._modules.values())  # pyright: ignore[reportReturnType]
+
     def forward(self, input: Tensor) -> Tensor:
-        if is_traced():
-            for step in self.children():
+        if is_traced() or self.steps() != self._steps:
+            for step in self.steps():
                 input = step(input)
             return input
         if self._on_images:
@@ -126,6 +132,8 @@ def _max_pool(layer: Any, x: Tensor) -> Tensor:
     )
     last_y = x.shape[1] - dilation_y * (kernel_y - 1)
     last_x = x.shape[2] - dilation_x * (kernel_x - 1)
+    if last_y < 1 or last_x < 1:
+        raise ValueError(f"{layer} needs larger images, got {x.shape[1]} × {x.shape[2]}.")
     largest = None
     for top in range(0, kernel_y * dilation_y, dilation_y):
         for left in range(0, kernel_x * dilation_x, dilation_x):

@@ -46,7 +46,7 @@ def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tenso
         tensors = {prefix + name: tensor for name, tensor in _attributes(module).items()}
         blueprint |= {"attributes": sorted(_attributes(module))} if tensors else {}
     elif kind in _CONTAINERS.values():
-        children = dict(module.named_children())
+        children: Any = module._modules  # Also those that come twice.
         blueprint = {"kind": name_in(_CONTAINERS, kind)}
     elif kind in _VARIANCE_LAYERS.values():
         return _describe_variance_layer(module, prefix)
@@ -111,7 +111,9 @@ def _describe_layer(module: Any) -> tuple[dict[str, Any], Tensors]:
         blueprint["kind"] = kind.__name__
         return blueprint, tensors
     blueprint: dict[str, Any] = {"kind": name_in(_LAYERS, kind)}
-    if kind in (SelectInputs, UnitScale):
+    if kind is SelectInputs:
+        return {**blueprint, "arguments": {"in_features": module.in_features}}, tensors
+    if kind is UnitScale:
         return blueprint, tensors
     if isinstance(module, nn.RNNBase):  # Its signature says *args.
         return {**blueprint, "arguments": {n: getattr(module, n) for n in _RECURRENT}}, tensors
@@ -141,7 +143,7 @@ def _describe_variance_layer(layer: Any, prefix: str) -> tuple[dict[str, Any], T
 
 def _build_layer(kind: str, arguments: dict[str, Any], tensors: Tensors) -> nn.Module:
     if kind == "SelectInputs":
-        return SelectInputs(tensors["indices"])
+        return SelectInputs(tensors["indices"], arguments["in_features"])
     if kind == "UnitScale":
         return UnitScale(tensors["scale"])
     arguments = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments.items()}

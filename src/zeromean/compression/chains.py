@@ -106,10 +106,12 @@ def _fits(layer: Any, images: bool) -> bool:
 
 
 def _join_(network: fx.GraphModule, chain: list[fx.Node], modules: list[Any]) -> None:
-    steps = {
-        node.meta.get("name", node.name): SparseConv2d(m) if type(m) is nn.Conv2d else m
-        for node, m in zip(chain, modules, strict=True)
-    }
+    steps: dict[str, nn.Module] = {}
+    for node, module in zip(chain, modules, strict=True):
+        name = node.meta.get("name", node.name)
+        while name in steps:  # A module that is called twice.
+            name += "_"
+        steps[name] = SparseConv2d(module) if type(module) is nn.Conv2d else module
     joined = insert_(network, chain[0], BatchLast(steps))
     joined.meta["name"] = chain[0].meta.get("name", chain[0].name)
     chain[-1].replace_all_uses_with(joined)
@@ -136,7 +138,8 @@ def _pays_to_select(read: Tensor) -> bool:
 def _select_inputs_(
     network: fx.GraphModule, node: fx.Node, read: Tensor, smaller: nn.Module
 ) -> None:
-    select = insert_(network, node, SelectInputs(read.nonzero().flatten()), "_inputs")
+    select = SelectInputs(read.nonzero().flatten(), len(read))
+    select = insert_(network, node, select, "_inputs")
     node.replace_input_with(node.all_input_nodes[0], select)
     replace_node_(network, node, smaller)
 

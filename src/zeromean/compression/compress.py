@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn.utils import prune as torch_prune
+from torch import fx, nn
 
 from zeromean.compression.analysis import analyse, graph_of
 from zeromean.compression.chains import choose_layers_, join_chains_, sparse_twin
 from zeromean.compression.graph import layer_of
 from zeromean.compression.removal import remove_units_
-from zeromean.convert import replace_modules_, to_deterministic
+from zeromean.convert import copy_with_masks, replace_modules_, to_deterministic
 from zeromean.dropout import UnitNoise
 from zeromean.monte_carlo import Inputs, as_arguments
 from zeromean.objectives import stochastic_modules
@@ -45,9 +45,9 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
     Args:
         model: A pruned model; it is left as it is.
         example_inputs: Inputs on which the result is compared with the model, a tensor, a tuple of
-            positional or a mapping of keyword arguments. Their shapes tell what a forward function
-            leaves open. Optional arguments of it that are not among them keep their defaults;
-            without any, all of them do.
+            positional or a mapping of keyword arguments, by which the result can be called then
+            too. Their shapes tell what a forward function leaves open. Optional arguments of it
+            that are not among them keep their defaults; without any, all of them do.
     """
     _refuse_unpruned(model)
     plain = plain_copy(model)
@@ -65,7 +65,7 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
         remove_units_(network, found.units, found.needs)
         choose_layers_(network)
         join_chains_(network)
-        compressed = _simplest(network)
+        compressed = _simplest(network, by_keyword=isinstance(example_inputs, Mapping))
     compressed = compressed.eval().requires_grad_(False)
     if example_inputs is not None:
         _compare(model, compressed, example_inputs)
@@ -74,18 +74,7 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A copy in eval mode, with plain layers in place of all stochastic ones that have means."""
-    # torch.nn.utils.prune leaves masked weights behind that deepcopy refuses.
-    memo = {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and value.grad_fn is not None
-    }
-    model = copy.deepcopy(model, memo).eval()
-    for module in model.modules():
-        for hook in list(module._forward_pre_hooks.values()):
-            if isinstance(hook, torch_prune.BasePruningMethod):
-                torch_prune.remove(module, hook._tensor_name)  # Its mask stays in the weight.
+    model = copy_with_masks(model).eval()
     plain: dict[nn.Module, nn.Module] = {
         module: to_deterministic(module)
         for module in stochastic_modules(model).values()
@@ -123,8 +112,12 @@ def _layer_by_layer(model: nn.Module) -> nn.Module:
     return model
 
 
-def _simplest(network: fx.GraphModule) -> nn.Module:
-    """One module or nn.Sequential where the graph is no more than that."""
+def _simplest(network: fx.GraphModule, *, by_keyword: bool) -> nn.Module:
+    """One module or nn.Sequential where the graph is no more than that.
+
+    Args:
+        by_keyword: Whether the inputs come by their names, which only a graph has.
+    """
     modules: dict[str, nn.Module] = {}
     for node in network.graph.nodes:
         if node.op == "call_module":
@@ -135,17 +128,22 @@ def _simplest(network: fx.GraphModule) -> nn.Module:
                 name += "_"
             modules[name] = layer
             node.meta["name"] = name
-    if _is_chain(network.graph):
+    if _is_chain(network.graph) and not by_keyword:
         layers = list(modules.values())
         return layers[0] if len(layers) == 1 else nn.Sequential(OrderedDict(modules))
     for node in network.graph.nodes:
         if node.op == "call_module":
             node.target = node.meta["name"]
-    attributes = {
-        node.target: operator.attrgetter(node.target)(network)
-        for node in network.graph.nodes
-        if node.op == "get_attr"
-    }
+    attributes: dict[str, Any] = {}
+    for node in network.graph.nodes:
+        if node.op == "get_attr":
+            # Under a name of its own: the layer that it belongs to may have another one by now.
+            value = operator.attrgetter(node.target)(network)
+            name = node.target.replace(".", "_")
+            while name in modules or attributes.get(name, value) is not value:
+                name += "_"
+            attributes[name] = value
+            node.target = name
     return fx.GraphModule({**modules, **attributes}, network.graph)
 
 

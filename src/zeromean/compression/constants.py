@@ -23,6 +23,7 @@ from zeromean.compression.recurrence import silent_units
 from zeromean.compression.roles import (
     PRODUCTS,
     Role,
+    concatenated_dim,
     features_behind,
     role_of,
     unit_sources,
@@ -178,7 +179,7 @@ def _flattened(source: Units, features: int | None) -> Units | None:
 
 
 def _concatenated(node: fx.Node, sources: list[Units]) -> Units | None:
-    dim: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+    dim = concatenated_dim(node)
     first = replace(sources[0], proven=all(source.proven for source in sources))
     if any((s.last, s.dims) != (first.last, first.dims) for s in sources):
         return None

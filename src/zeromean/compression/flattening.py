@@ -10,7 +10,7 @@ from torch import fx, nn
 from zeromean.compression.constants import units
 from zeromean.compression.graph import replace_node_
 from zeromean.compression.layout import Units
-from zeromean.compression.roles import Role, features_behind, role_of
+from zeromean.compression.roles import Role, concatenated_dim, features_behind, role_of
 
 
 def recognise_flattening_(network: fx.GraphModule) -> None:
@@ -73,8 +73,11 @@ def _have_one_batch(network: fx.GraphModule, before: fx.Node, node: fx.Node) -> 
         here = ahead.pop()
         if here in seen:
             continue
-        if role_of(network, here) not in _OBJECT_BY_OBJECT:
+        role = role_of(network, here)
+        if role not in _OBJECT_BY_OBJECT:
             return False
+        if role is Role.CAT and not (concatenated_dim(here) == -1 or concatenated_dim(here) > 0):
+            return False  # More objects than before.
         seen.add(here)
         ahead.extend(here.all_input_nodes)
     return True

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.fx.node import map_arg
 
 
 def module_for(node: fx.Node) -> nn.Module | None:
@@ -27,7 +28,9 @@ def module_for(node: fx.Node) -> nn.Module | None:
         return None
     options = options_of(node)
     options.pop("inplace", None)
-    if "input" in options or any(isinstance(value, fx.Node) for value in options.values()):
+    computed: list[fx.Node] = []
+    map_arg(options, computed.append)
+    if "input" in options or computed:
         return None
     return _FUNCTIONS[node.target][0](**options)
 

@@ -27,14 +27,15 @@ from zeromean.dropout import UnitScale
 def remove_units_(network: fx.GraphModule, known: dict[fx.Node, Units], needs: Needs) -> None:
     """Keep the needed units, with what the others contribute in the biases behind them."""
     uneven = {
-        node: _places_of_states(network, node, needs)
+        node: _present_states(network, node, needs)
         for node in known
         if role_of(network, node) is Role.STATES
     }
     smaller = {node: _smaller(network, node, known, needs) for node in known}
-    for node, places in uneven.items():
-        if places is not None:
-            insert_behind_(network, node, SelectInputs(places), "_units")
+    for node, present in uneven.items():
+        if not present.all():
+            select = SelectInputs(present.nonzero().flatten(), len(present))
+            insert_behind_(network, node, select, "_units")
     for node, module in smaller.items():
         if module is not None:
             replace_node_(network, node, module)
@@ -83,14 +84,11 @@ def _smaller_recurrent(
     )
 
 
-def _places_of_states(network: fx.GraphModule, node: fx.Node, needs: Needs) -> Tensor | None:
-    """Where the needed units stand among those that fill up the blocks, None where all do."""
+def _present_states(network: fx.GraphModule, node: fx.Node, needs: Needs) -> Tensor:
+    """Which units are needed, among those that fill up the blocks."""
     read = states_read(network, node)
     assert read is not None
     recurrent, blocks = read
     counts = by_blocks(layer_of(network, recurrent), needs.units[recurrent]).sum(1)
     size, picked = int(counts.max()), counts[blocks.start : blocks.stop]
-    if (picked == size).all():
-        return None
-    present = torch.arange(size, device=picked.device) < picked.unsqueeze(1)
-    return present.flatten().nonzero().flatten()
+    return (torch.arange(size, device=picked.device) < picked.unsqueeze(1)).flatten()

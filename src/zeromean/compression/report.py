@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class CompressionReport:
     @property
     def compression(self) -> float:
         """original_size / size."""
-        return self.original_size / self.size
+        return self.original_size / self.size if self.size else math.inf
 
     def __getitem__(self, name: str) -> CompressedLayer:
         for layer in self.layers:

@@ -86,6 +86,11 @@ def features_behind(network: fx.GraphModule, node: fx.Node) -> int | None:
     return None
 
 
+def concatenated_dim(node: fx.Node) -> Any:
+    """Along which dimension a node concatenates."""
+    return node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+
+
 def _role_of_layer(layer: Any) -> Role:
     if isinstance(layer, StochasticLayer) and layer.weight.has_mean:
         return Role.OTHER
@@ -124,7 +129,7 @@ def _role_of_call(network: fx.GraphModule, node: fx.Node) -> Role:
     if states_read(network, node) is not None:
         return Role.STATES
     number = len(node.all_input_nodes)
-    if node.target in CONCATENATIONS:
+    if node.target in _CONCATENATIONS:
         parts = node.args[0] if node.args else ()
         return Role.CAT if isinstance(parts, (list, tuple)) and len(parts) == number else Role.OTHER
     if number == 1 and node.target in POINTWISE_CALLS:
@@ -199,7 +204,7 @@ REARRANGING = {
     "transpose",
     "permute",
 }
-CONCATENATIONS = {torch.cat, torch.concat, torch.concatenate}
+_CONCATENATIONS = {torch.cat, torch.concat, torch.concatenate}
 PRODUCTS = {operator.mul, torch.mul, "mul", "mul_"}
 _COMBINATIONS = PRODUCTS | {
     operator.add,

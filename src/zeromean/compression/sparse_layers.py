@@ -64,7 +64,7 @@ class SparseLinear(nn.Module):
         require_features(input.shape[-1], self.in_features)
         if torch._C._are_functorch_transforms_active() or _is_autocast():
             # vmap has no rule for embedding_bag, and autocast none for the types of its arguments.
-            return F.linear(input, self.weight(), self.bias)
+            return F.linear(input, self.weight, self.bias)
         rows = input.reshape(-1, self.in_features)
         if torch.compiler.is_compiling():
             columns = rows.t().contiguous().to(self.values.dtype)
@@ -93,6 +93,7 @@ class SparseLinear(nn.Module):
             return self._multiply(x.view(-1, 1), self._buffers["columns"]).view(-1)
         return torch.mv(dense, x) if bias is None else torch.addmv(bias, dense, x)
 
+    @property
     def weight(self) -> Tensor:
         """The weight with its zeros, `(out_features, in_features)`."""
         ends = torch.cat([self.starts[1:], self.starts.new_tensor([len(self.values)])])
@@ -105,7 +106,7 @@ class SparseLinear(nn.Module):
         """The same layer, dense."""
         sizes = (self.in_features, self.out_features)
         layer = nn.Linear(*sizes, bias=self.bias is not None, device="meta")
-        layer.weight = nn.Parameter(self.weight(), requires_grad=False)
+        layer.weight = nn.Parameter(self.weight, requires_grad=False)
         if self.bias is not None:
             layer.bias = self.bias
         return layer
@@ -129,7 +130,7 @@ class SparseLinear(nn.Module):
         self.compact_columns = compact_columns.int()
         size = self.out_features * self.in_features
         pays = size <= min(_LARGEST_DENSE, _PRODUCTS_OF_ONE_SPARSE * len(self.values))
-        self.dense_weight = self.weight().detach() if pays else None
+        self.dense_weight = self.weight.detach() if pays else None
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
@@ -174,6 +175,12 @@ class SparseConv2d(nn.Module):
     def read_columns(self, x: Tensor) -> Tensor:
         """`(in_channels, height, width, batch)` to `(out_channels, height, width, batch)`."""
         size, batch = x.shape[1:3], x.shape[3]
+        if x.shape[0] != self.in_channels or min(self._output_size(size)) < 1:
+            raise ValueError(
+                f"A convolution of {self.in_channels} channels with a kernel of "
+                f"{self.kernel_size} got images of {x.shape[0]} channels and "
+                f"{size[0]} × {size[1]} pixels."
+            )
         if self._num_products(size) > _MOST_PRODUCTS:
             return batch_last(self._convolve(batch_first(x)))
         products = self._products_for(size)
@@ -212,16 +219,18 @@ class SparseConv2d(nn.Module):
         return self.weight.numel() * height * width
 
     def _products_for(self, size: Sequence[int]) -> _Products:
-        weight = self.weight
-        key = (*size, 0 if weight.is_inference() else weight._version)
-        if key not in self._products:
-            if len(self._products) == _MOST_SIZES:
-                self._products.clear()
+        weight, key = self.weight, tuple(size)
+        version = 0 if weight.is_inference() else weight._version
+        products = self._products.get(key)
+        if products is None or products.weight is not weight or products.version != version:
             with torch.inference_mode(False):  # They outlive the block that the call stands in.
-                self._products[key] = self._find_products(size)
-        return self._products[key]
+                products = self._find_products(size, version)
+            # Other threads may be reading: the dictionary is replaced and never changed.
+            others = self._products if len(self._products) < _MOST_SIZES else {}
+            self._products = {**others, key: products}
+        return products
 
-    def _find_products(self, size: Sequence[int]) -> _Products:
+    def _find_products(self, size: Sequence[int], version: int) -> _Products:
         """For every output, in order, the rows of the flattened input and the weights."""
         device = self.weight.device
         height, width = self._output_size(size)
@@ -238,10 +247,11 @@ class SparseConv2d(nn.Module):
             counts.append(inside.sum(1))
         count = torch.cat(counts)
         starts = count.cumsum(0) - count
-        return _Products(torch.cat(rows).int(), starts.int(), torch.cat(values))
+        indices, weights = torch.cat(rows).int(), torch.cat(values)
+        return _Products(indices, starts.int(), weights, self.weight, version)
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseConv2d:
-        self._products.clear()
+        self._products = {}
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -252,12 +262,14 @@ class _Products(NamedTuple):
     rows: Tensor
     starts: Tensor
     values: Tensor
+    weight: Tensor  # that they are of, and which version of it
+    version: int
 
 
 def require_features(number: int, wanted: int) -> None:
-    """A sparse product would not notice that there are more inputs than weights for them."""
+    """Where only some inputs are read, nobody else would notice that there are others."""
     if number != wanted:
-        raise ValueError(f"A sparse layer needs {wanted} features, got {number}.")
+        raise ValueError(f"The network needs {wanted} features here, got {number}.")
 
 
 def is_traced() -> bool:
