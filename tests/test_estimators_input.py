@@ -8,6 +8,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_iris
 
 from zeromean.estimators import (
+    RBFBasis,
     RVMClassifier,
     RVMRegressor,
     VariationalDropoutClassifier,
@@ -208,3 +209,38 @@ def test_other_collections_of_dask_are_refused(model, rows):
     dask = pytest.importorskip("dask")
     with pytest.raises(TypeError, match=r"Wanted a dask\.array, got Delayed.*; a data frame has"):
         clone(model).fit(dask.delayed(rows[0]), rows[1])
+
+
+@pytest.mark.parametrize("Regressor", [RVMRegressor, VariationalDropoutRegressor])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e7])
+def test_rows_without_weight_say_nothing(Regressor, form, offset):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 5)) + offset
+    y = X @ [1, 2, 0, 0, 0] + 0.1 * rng.normal(size=3000)
+    masked = np.vstack([np.zeros((1500, 5)), X]), np.append(np.zeros(1500), y)
+    weight = np.append(np.zeros(1500), np.ones(3000))
+    expected = Regressor().fit(form(X), y)
+    model = Regressor().fit(form(masked[0]), masked[1], sample_weight=weight)
+    # What is left of 16 digits.
+    np.testing.assert_allclose(model.coef_, expected.coef_, atol=1e-8 + 1e-14 * offset)
+    assert model.noise_precision_ == pytest.approx(expected.noise_precision_, rel=1e-5)
+
+
+def test_radial_basis_far_from_zero():
+    X = np.random.default_rng(0).normal(size=(50, 3))
+    near, far = RBFBasis().fit(X), RBFBasis().fit(X + 1e8)
+    assert far.gamma_ == pytest.approx(near.gamma_, rel=1e-6)
+    np.testing.assert_allclose(far.transform(X + 1e8), near.transform(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("Model", [RVMClassifier, RVMRegressor])
+@pytest.mark.parametrize("unit", [1e-24, 1.0, 1e20])
+def test_sparse_rows_of_single_precision_in_any_unit(Model, unit):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 4)) * (rng.random((200, 4)) < 0.5)
+    y = X[:, 0] + 0.5 * rng.normal(size=200)
+    y = y > 0 if Model is RVMClassifier else y
+    scaled = (X * unit).astype(np.float32)
+    dense, thin = Model().fit(scaled, y), Model().fit(sparse.csr_array(scaled), y)
+    np.testing.assert_allclose(thin.coef_ * unit, dense.coef_ * unit, rtol=1e-6, atol=1e-9)

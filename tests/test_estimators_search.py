@@ -1,19 +1,25 @@
 """The optimum that is found, against all subsets of features and against general optimisers."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize, sparse, stats
 from scipy.special import expit, log_expit
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import ARDRegression
+from sklearn.pipeline import make_pipeline
 
 from zeromean.estimators import (
+    RBFBasis,
     RVMClassifier,
     RVMRegressor,
     VariationalDropoutClassifier,
     VariationalDropoutRegressor,
 )
+from zeromean.estimators.quadratic import RowsQuadratic
 
 names = {"ids": str}
 
@@ -125,3 +131,104 @@ def test_machine_for_classes_is_at_the_maximum_of_its_bound():
     assert model.elbo_[-1] == pytest.approx(-found.fun, abs=1e-6)
     np.testing.assert_allclose(posterior.mean, found.x[:3], rtol=1e-3)
     np.testing.assert_allclose(posterior.centre, found.x[9:12], atol=2e-3)
+
+
+def wave(x):
+    return np.sin(3 * x[:, 0]) * np.exp(x[:, 1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("Regressor", [RVMRegressor, VariationalDropoutRegressor])
+def test_redundant_basis_functions_do_not_end_in_an_empty_model(Regressor, seed):
+    rng = np.random.default_rng(seed)
+    x, new = rng.uniform(size=(300, 2)), rng.uniform(size=(1000, 2))
+    machine = make_pipeline(RBFBasis(gamma=1.0), Regressor())
+    machine.fit(x, wave(x) + 0.01 * rng.normal(size=300))
+    # The standard deviation of the function is 0.6, that of the noise 0.01.
+    assert np.sqrt(np.mean((machine.predict(new) - wave(new)) ** 2)) < 0.02
+
+
+def test_redundant_basis_functions_for_classes():
+    rng = np.random.default_rng(2)
+
+    def rows(number):
+        x = rng.normal(size=(number, 2))
+        return x, 4 * np.sin(2 * x[:, 0]) + 3 * x[:, 1] > rng.logistic(size=number)
+
+    (x, y), (new, labels) = rows(200), rows(2000)
+    basis = RBFBasis(gamma=0.3).fit(x)
+    scores = {
+        threshold: RVMClassifier(threshold=threshold)
+        .fit(basis.transform(x), y)
+        .score(basis.transform(new), labels)
+        for threshold in ("auto", 0)
+    }
+    assert scores["auto"] > scores[0] - 0.02
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_rows_of_many_features_are_not_interpolated(seed):
+    """Models of hardly fewer features than rows reach more evidence, with hardly any noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(100, 1000))
+    y = X[:, :5] @ np.array([1.0, -1, 1, -1, 2]) + 0.3 * rng.normal(size=100)
+    model = RVMRegressor().fit(X, y)
+    assert model.relevance_[:5].all()
+    assert model.relevance_.sum() < 12
+    assert 0.2 < model.noise_precision_**-0.5 < 0.4
+
+
+@pytest.mark.parametrize("noise", [0.1, 1e-2, 1e-3])
+@pytest.mark.parametrize("seed", range(3))
+def test_evidence_of_nearly_collinear_features_is_what_it_is_said_to_be(seed, noise):
+    x = np.linspace(0, 1, 100)[:, None]
+    X = x ** np.arange(1, 11)
+    y = np.sin(6 * x[:, 0]) + noise * np.random.default_rng(seed).normal(size=100)
+    X, y = X - X.mean(axis=0), y - y.mean()
+    model = RVMRegressor(threshold=0, fit_intercept=False).fit(X, y)
+    # log N(y | 0, F Fᵀ + noise) by the singular values of F.
+    factor = X[:, model.relevance_] / np.exp(0.5 * model.log_alpha_[model.relevance_])
+    left, singular, _ = np.linalg.svd(factor, full_matrices=False)
+    inside = left.T @ y
+    variances = np.append(singular**2, np.zeros(100 - len(singular))) + 1 / model.noise_precision_
+    square = (inside**2 / variances[: len(inside)]).sum()
+    square += model.noise_precision_ * np.sum((y - left @ inside) ** 2)
+    evidence = -0.5 * (square + np.log(2 * np.pi * variances).sum())
+    # Learned noise has a floor: misfits count 1e-8 squares of the target more.
+    floor = 0.5 * model.noise_precision_ * 1e-8 * (y @ y)
+    assert model.elbo_[-1] == pytest.approx(evidence - floor, abs=0.01)
+    rival = ARDRegression(fit_intercept=False).fit(X, y)
+    error = [np.std(m.predict(X) - np.sin(6 * x[:, 0])) for m in (model, rival)]
+    assert error[0] < 1.5 * error[1] + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_collinear_features_with_hardly_any_noise_can_be_fitted(seed):
+    x = np.linspace(0, 1, 50)[:, None]
+    X = x ** np.arange(1, 16)
+    y = np.sin(6 * x[:, 0]) + 1e-5 * np.random.default_rng(seed).normal(size=50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = VariationalDropoutRegressor().fit(X, y)
+    assert np.std(model.predict(X) - np.sin(6 * x[:, 0])) < 1e-3
+
+
+def test_an_unfinished_search_for_the_noise_is_reported():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 50))
+    y = X[:, :20].sum(axis=1) + rng.normal(size=200)
+    with pytest.warns(ConvergenceWarning):
+        VariationalDropoutRegressor(max_iter=1).fit(X, y)
+
+
+def test_blocks_of_sparse_rows_equal_those_of_dense_ones():
+    rng = np.random.default_rng(0)
+    X = sparse.random_array((30, 50), density=0.2, rng=rng, format="csc")
+    weight, mean, scale = rng.random(30), rng.normal(size=50), 1 + rng.random(50)
+    thin = RowsQuadratic(X, weight, mean, scale, np.zeros(50))
+    full = RowsQuadratic(X.toarray(), weight, mean, scale, np.zeros(50))
+    for rows, columns in (([3, 1], range(50)), (range(50), [7]), ([], range(50)), ([2], [])):
+        some, others = np.array(rows, dtype=np.intp), np.array(columns, dtype=np.intp)
+        np.testing.assert_allclose(
+            thin.block(some, others), full.block(some, others), rtol=1e-12, atol=1e-12
+        )

@@ -131,3 +131,18 @@ def test_dask_array_with_nan_is_refused(model, rows):
     X[3, 3] = np.nan
     with pytest.raises(ValueError, match="contains NaN"):
         clone(model).fit(array.from_array(X), targets(model, y))
+
+
+@pytest.mark.parametrize("Regressor", [RVMRegressor, VariationalDropoutRegressor])
+def test_a_piece_without_weight_is_passed_over(Regressor):
+    rng = np.random.default_rng(0)
+    X, weight = rng.normal(size=(300, 4)), np.ones(300)
+    y = X[:, 0] + 0.1 * rng.normal(size=300)
+    weight[100:200] = 0
+    expected = Regressor().fit(X, y, sample_weight=weight)
+    model = Regressor()
+    for piece in np.split(np.arange(300), 3):
+        model.partial_fit(X[piece], y[piece], sample_weight=weight[piece])
+    np.testing.assert_allclose(model.coef_, expected.coef_, atol=1e-8)
+    with pytest.raises(ValueError, match="features"):
+        model.partial_fit(X[:10, :3], y[:10], sample_weight=np.zeros(10))

@@ -73,11 +73,13 @@ class RBFBasis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         """
         self.centres_: Any = validate_data(self, X, accept_sparse="csr", dtype=np.float64)
         self.gamma_ = self.gamma
+        values = self.centres_
+        sparse = issparse(values)
         if self.gamma == "scale":
-            values = self.centres_
-            mean_square = values.power(2).mean() if issparse(values) else (values**2).mean()
-            variance = mean_square - values.mean() ** 2
+            variance = values.power(2).mean() - values.mean() ** 2 if sparse else values.var()
             self.gamma_ = 1 / (values.shape[1] * variance) if variance > 0 else 1.0
+        # The kernel multiplies distances out, which would cancel far from zero.
+        self._origin = np.zeros(values.shape[1]) if sparse else values.mean(axis=0)
         self._n_features_out = self.centres_.shape[0]
         return self
 
@@ -94,8 +96,11 @@ class RBFBasis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         values : ndarray of shape (n_samples, n_centres)
         """
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        return rbf_kernel(X, self.centres_, gamma=self.gamma_)
+        rows: Any = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        centres = self.centres_
+        if not (issparse(rows) or issparse(centres)):
+            rows, centres = rows - self._origin, centres - self._origin
+        return rbf_kernel(rows, centres, gamma=self.gamma_)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

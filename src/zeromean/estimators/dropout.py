@@ -233,7 +233,7 @@ def _direction(
 
 
 def _coordinate_step(place: _Place) -> _Point | None:
-    """What cannot fail: one weight enters at its own optimum, else the talk's updates."""
+    """What hardly fails: one weight enters at its own optimum, else the talk's updates."""
     point, noise = place.point, place.noise
     if place.num_entering:
         pull = np.abs(place.gradient)
@@ -243,7 +243,10 @@ def _coordinate_step(place: _Place) -> _Point | None:
         values[first] = _best_alone(-float(place.gradient[first]), float(place.block[first, first]))
     else:
         system = place.block + np.diag(point.penalty.alpha)
-        factor = cho_factor(system, lower=True, check_finite=False)
+        try:
+            factor = cho_factor(system, lower=True, check_finite=False)
+        except LinAlgError:  # Features that are alike up to rounding, with hardly any noise.
+            return None
         values = cho_solve(factor, point.tau * place.linear, check_finite=False)
     tau = point.tau if noise.fixed else noise.best_tau(float(place.linear @ values))
     step = _evaluator(place.quadratic, noise, place.features, place.block)(values, tau)

@@ -31,12 +31,14 @@ from zeromean.estimators.evidence_model import (
 )
 from zeromean.estimators.noise_term import NoiseTerm
 from zeromean.estimators.penalty import Array
-from zeromean.estimators.prices import FREE, FixedPrice, Prices
-from zeromean.estimators.quadratic import Indices, Quadratic, told_apart
+from zeromean.estimators.prices import FREE, Prices, lower_price, nearly_free
+from zeromean.estimators.quadratic import MOST_AT_ONCE, Indices, Quadratic, told_apart
 
 SCORED_AT_ONCE = 4096
 # Nats to which a model is fitted that is only where another fit starts.
 ROUGHLY = 0.01
+# What keeps the matrix of all features invertible.
+RIDGE = 1e-9
 
 
 @dataclass
@@ -70,7 +72,7 @@ def search_evidence(
     max_iter: int,
     tol: float,
 ) -> EvidenceSolution:
-    """The better of two optima: from the empty model, and from a larger one at a lower price.
+    """The best of some optima: from the empty model, and from larger ones at lower prices.
 
     From nothing, the first of many features that are relevant together may not be worth its price,
     or may not even seem relevant: where the target is a difference of features, say.
@@ -78,13 +80,20 @@ def search_evidence(
     forward = EvidenceSolution.empty(noise_precision)
     maximize_evidence(quadratic, noise, forward, prices=prices, max_iter=max_iter, tol=tol)
     if told_apart(len(quadratic.linear), num_rows):
-        more, lower = with_all_that_matter(quadratic, noise, forward), FREE
-    else:  # Without a price, chance would let in as many features as there are rows.
-        more, lower = forward.restart(), FixedPrice(prices.of_one_more(0) / 2)
-    maximize_evidence(quadratic, noise, more, prices=lower, max_iter=max_iter, tol=ROUGHLY)
-    backward = more.restart()
-    maximize_evidence(quadratic, noise, backward, prices=prices, max_iter=max_iter, tol=tol)
-    return forward if forward.objective[-1] >= backward.objective[-1] else backward
+        starts = [(with_all_that_matter(quadratic, noise, forward), FREE)]
+    else:  # Without any price, chance would let in as many features as there are rows.
+        starts = [(forward.restart(), lower_price(prices, 2))]
+        if min(len(quadratic.linear), num_rows) <= MOST_AT_ONCE:
+            starts.append((EvidenceSolution.empty(noise_precision), nearly_free(prices)))
+    best = forward
+    for more, lower in starts:
+        maximize_evidence(quadratic, noise, more, prices=lower, max_iter=max_iter, tol=ROUGHLY)
+        backward = more.restart()
+        maximize_evidence(quadratic, noise, backward, prices=prices, max_iter=max_iter, tol=tol)
+        # With hardly fewer features than rows, the noise that is learned tends to nothing.
+        if told_apart(len(backward.features), num_rows):
+            best = max(best, backward, key=lambda solution: solution.objective[-1])
+    return best
 
 
 def maximize_evidence(
@@ -101,12 +110,14 @@ def maximize_evidence(
         quadratic, noise, prices, solution.features, solution.precision, solution.noise_precision
     )
     solution.objective.append(model.objective())
+    best = model.features, model.precision.copy(), model.noise_precision
     while solution.num_iterations < max_iter:
         solution.num_iterations += 1
         changed = model.admit(quadratic, _candidates(quadratic, model))
-        changed |= model.expel()
         if changed:  # Single updates accumulate rounding errors.
             model = model.rebuilt(quadratic)
+        if model.expel():
+            model, changed = model.rebuilt(quadratic), True
         better = _newton_step(quadratic, model)
         if better is None:
             model.sweep()
@@ -115,10 +126,14 @@ def maximize_evidence(
         objective = model.objective()
         gained = objective - solution.objective[-1]
         solution.objective.append(max(objective, solution.objective[-1]))
+        if gained > -noise.rounding(objective, model.noise_precision):
+            best = model.features, model.precision.copy(), model.noise_precision
         # Changes that gain nothing are rounding errors.
         if gained < tol and (not changed or gained <= 0):
             solution.converged = True
             break
+    if model.features is not best[0] or not np.array_equal(model.precision, best[1]):
+        model = EvidenceModel.build(quadratic, noise, prices, *best)
     solution.features, solution.precision = model.features, model.precision
     solution.mean, solution.covariance = model.mean, model.covariance
     solution.noise_precision = model.noise_precision
@@ -132,7 +147,7 @@ def with_all_that_matter(
     num_features = len(quadratic.linear)
     everything = np.arange(num_features)
     matrix = quadratic.block(everything, everything)
-    matrix[everything, everything] += SMALLEST_SHARE  # Copies of a feature do not matter beside it.
+    matrix[everything, everything] += RIDGE  # Copies of a feature do not matter beside it.
     covariance, _ = inverse(matrix)
     variance, mean = covariance.diagonal(), covariance @ quadratic.linear
     noise_precision = solution.noise_precision

@@ -26,8 +26,8 @@ from zeromean.estimators.features import Features
 from zeromean.estimators.logistic import DataTerm, QuadraticModel, Slopes, pulls
 from zeromean.estimators.noise_term import NO_NOISE
 from zeromean.estimators.penalty import Array
-from zeromean.estimators.prices import FREE, Prices
-from zeromean.estimators.quadratic import Indices
+from zeromean.estimators.prices import FREE, Prices, nearly_free
+from zeromean.estimators.quadratic import MOST_AT_ONCE, Indices
 
 FEWEST_ENTRIES = 10
 HALVINGS = 12
@@ -83,15 +83,21 @@ def search_evidence_logistic(
 ) -> Ascent[EvidencePosterior]:
     """The better of two optima for one class against the rest, as in `search_evidence`.
 
-    From the empty model, and, where features can be told apart, from all that have evidence.
+    From the empty model, and from all features that have evidence or, where these cannot be told
+    apart, from those that enter at a lower price.
     """
-    forward = _fit(term, EvidencePosterior.empty(term.start_intercept), prices, max_iter, tol)
+    empty = EvidencePosterior.empty(term.start_intercept)
+    forward = _fit(term, empty, prices, max_iter, tol)
     model = QuadraticModel.of_all_features(term, forward.posterior)
-    if model is None:
+    if model is None and min(term.num_varying, term.count) > MOST_AT_ONCE:
         return forward
-    start = with_all_that_matter(model.quadratic, NO_NOISE, _solution(model, forward.posterior))
-    larger = _posterior(model, _maximum(model, start, FREE))
-    more = _fit(term, larger, FREE, max_iter, ROUGHLY).posterior
+    if model is None:
+        larger, lower = empty, nearly_free(prices)
+    else:
+        start = _solution(model, forward.posterior)
+        start = with_all_that_matter(model.quadratic, NO_NOISE, start)
+        larger, lower = _posterior(model, _maximum(model, start, FREE)), FREE
+    more = _fit(term, larger, lower, max_iter, ROUGHLY).posterior
     backward = _fit(term, more, prices, max_iter, tol)
     return forward if forward.bound[-1] >= backward.bound[-1] else backward
 

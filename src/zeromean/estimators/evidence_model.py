@@ -25,7 +25,9 @@ from zeromean.estimators.quadratic import Indices, Quadratic
 # How far above 1 a feature's β q²/s has to be, at no price, for its prior to be proper.
 MARGIN = 1e-9
 # What is left of the square of a feature that others explain: a copy leaves rounding errors.
-SMALLEST_SHARE = 1e-9
+SMALLEST_SHARE = 1e-12
+# What makes a matrix positive definite that is so but for rounding, in parts of its diagonal.
+RIDGES = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
 
 
 @dataclass
@@ -59,6 +61,9 @@ class EvidenceModel:
         matrix = block.copy()
         matrix.flat[:: len(matrix) + 1] += precision
         covariance, log_det = inverse(matrix)
+        mean = covariance @ linear
+        # Where features are nearly collinear, the inverse alone leaves too few digits.
+        mean = mean + covariance @ (linear - matrix @ mean)
         model = cls(
             noise,
             prices,
@@ -68,7 +73,7 @@ class EvidenceModel:
             block,
             linear,
             covariance,
-            covariance @ linear,
+            mean,
             log_det,
         )
         if not noise.fixed:
@@ -87,7 +92,11 @@ class EvidenceModel:
         )
 
     def misfit(self) -> float:
-        misfit = self.noise.square - float(self.linear @ self.mean)
+        mean = self.mean
+        # Its minimum is c - bᵀ V b; written so, an error of the mean counts by its square only.
+        misfit = self.noise.square + float(
+            mean @ (self.block @ mean - 2 * self.linear) + self.precision @ mean**2
+        )
         # Not below what rounding leaves of it.
         return misfit if self.noise.fixed else max(misfit, 1e-13 * self.noise.square)
 
@@ -215,8 +224,17 @@ def inverse(matrix: Array) -> tuple[Array, float]:
     if not len(matrix):
         return matrix, 0.0
     factor, failed = dpotrf(matrix, lower=True)
-    if failed:
-        raise LinAlgError("a matrix that should be is not positive definite")
+    if failed:  # But for rounding it would be.
+        largest = float(matrix.diagonal().max())
+        for share in RIDGES:
+            factor, failed = dpotrf(matrix + share * largest * np.eye(len(matrix)), lower=True)
+            if not failed:
+                break
+        else:
+            raise LinAlgError(
+                "features are too much alike for float64; drop some of them, or say "
+                "noise_precision= if there is hardly any noise"
+            )
     triangle, _ = dpotri(factor, lower=True)  # The other one is zero.
     full = triangle + triangle.T
     full.flat[:: len(full) + 1] = triangle.diagonal()

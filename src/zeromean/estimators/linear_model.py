@@ -116,7 +116,9 @@ class SparseLinearModel(BaseEstimator, ABC):
             sample_weight = _check_sample_weight(
                 sample_weight, X, dtype=np.float64, ensure_non_negative=True
             )
-        return sparse.csr_array(X) if sparse.issparse(X) else X, y, sample_weight
+        # Their squares are summed as they are; dense rows are made float64 by slices.
+        X = sparse.csr_array(X, dtype=np.float64) if sparse.issparse(X) else X
+        return X, y, sample_weight
 
     def _warn_unless(self, converged: bool) -> None:
         if not converged:

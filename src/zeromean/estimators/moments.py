@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise, repeat
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -97,10 +98,16 @@ class Moments:
 
 def _typical_row(rows: Chunk) -> Array:
     """About the means of features and target: near enough that squares about it do not cancel."""
-    X, y = rows.X, rows.y
+    X, y, weight, _ = rows
     if sparse.issparse(X):
-        return np.append(offset_of(X.mean(axis=0), X.power(2).mean(axis=0)), y.mean())
-    few = slice(0, FEWEST_ROWS)
+        weight = rows.weights()
+        count = max(float(weight.sum()), np.finfo(np.float64).tiny)
+        means = X.T @ weight / count, X.power(2).T @ weight / count
+        return np.append(offset_of(*means), y @ weight / count)
+    # Rows without a weight may be anything.
+    few: Any = slice(0, FEWEST_ROWS) if weight is None else np.flatnonzero(weight)[:FEWEST_ROWS]
+    if not len(y[few]):
+        return np.zeros(X.shape[1] + 1)
     return np.append(X[few].mean(axis=0, dtype=np.float64), y[few].mean())
 
 

@@ -37,6 +37,16 @@ class FixedPrice:
 FREE = FixedPrice(0.0)
 
 
+def lower_price(prices: Prices, divisor: float) -> FixedPrice:
+    """A part of what the first feature costs, for every feature."""
+    return FixedPrice(prices.of_one_more(0) / divisor)
+
+
+def nearly_free(prices: Prices) -> FixedPrice:
+    """So little that features enter which are relevant only together, but not everything does."""
+    return lower_price(prices, 32)
+
+
 @dataclass(frozen=True)
 class LearnedPrice:
     """A uniform prior over the number of relevant features, and over the sets of that number.

@@ -80,8 +80,15 @@ class RowsQuadratic:
         return np.ones_like(self.linear)  # Every feature has been divided by its norm.
 
     def block(self, rows: Indices, columns: Indices) -> Array:
-        left = self._features(rows)
-        return left.T @ (left if rows is columns else self._features(columns))
+        if rows is columns or not sparse.issparse(self.X):
+            left = self._features(rows)
+            return left.T @ (left if rows is columns else self._features(columns))
+        if len(rows) > len(columns):
+            return self.block(columns, rows).T
+        # Only the smaller side becomes dense.
+        left = self._features(rows) * np.sqrt(self.weight)[:, None]
+        product = self.X[:, columns].T @ left - np.outer(self.mean[columns], left.sum(axis=0))
+        return (product / self.scale[columns][:, None]).T
 
     def product(self, columns: Indices, v: Array) -> Array:
         fit = np.sqrt(self.weight) * (self._features(columns) @ v)

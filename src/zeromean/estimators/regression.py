@@ -82,6 +82,10 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         self : object
         """
         known = getattr(self, "_moments", None)
+        if known is not None and sample_weight is not None and not np.any(sample_weight):
+            # Rows that do not count: checked like others, and passed over, as `fit_chunks` does.
+            self._checked(X, y, np.ones_like(np.asarray(sample_weight, dtype=float)), reset=False)
+            return self
         moments = _moments(Chunk(*self._checked(X, y, sample_weight, reset=known is None)))
         total = moments if known is None else known + moments
         self._fit_problem(from_moments(total, fit_intercept=self.fit_intercept))

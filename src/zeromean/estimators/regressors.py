@@ -33,7 +33,8 @@ class VariationalDropoutRegressor(SparseRegressor):
         Precision (1 / variance) of the noise, if known. Otherwise learned: "elbo" maximises the
         lower bound over it too, which overestimates it where features are not much fewer than rows,
         and for more features than rows has no maximum; "evidence" takes the one that
-        `RVMRegressor` finds, which does not have this flaw.
+        `RVMRegressor` finds, which does not have this flaw. What is learned is at most 1e8 over the
+        variance of the target.
     threshold : float, default=3.0
         Features with log α below it are relevant.
     fit_intercept : bool, default=True
@@ -139,7 +140,7 @@ class VariationalDropoutRegressor(SparseRegressor):
             solution.tau**2,
             -np.array(solution.objective),
             solution.num_iterations,
-            solution.converged,
+            solution.converged and machine.converged,
         )
 
 
@@ -153,7 +154,8 @@ class RVMRegressor(SparseRegressor):
     Parameters
     ----------
     noise_precision : float, default=None
-        Precision (1 / variance) of the noise, if known; otherwise learned.
+        Precision (1 / variance) of the noise, if known; otherwise learned, at most 1e8 over the
+        variance of the target.
     threshold : float or "auto", default="auto"
         Nats of log evidence that a feature has to add to be relevant: log prior odds against it.
         "auto" is log((n_features - n) / (n + 1)) for a feature beside n relevant ones, and not
