@@ -384,3 +384,33 @@ def test_bad_numbers_are_refused():
 def test_inputs_that_the_model_refuses_leave_it_as_it_was():
     model = nn.Sequential(zm.Linear(3, 2, posterior=noisy(5.0)))
     assert_refuses(model, "Linear needs an input of shape", inputs=torch.ones(4, 5))
+
+
+class TimeMajor(nn.Module):
+    """Turns `(objects, steps, 1)` to `(steps, objects, 1)` before its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = zm.Linear(1, 1, bias=False, posterior=partial(zm.Additive, log_variance=0.0))
+        nn.init.constant_(self.layer.weight.mean, 0.5)
+
+    def forward(self, x):
+        total = self.layer(x.transpose(0, 1)).sum(0)
+        return 100 * torch.cat([total, -total], 1)
+
+
+@pytest.mark.parametrize("steps", [15, 16, 17])
+def test_bound_holds_whatever_the_order_of_steps_and_objects(steps):
+    x = torch.zeros(16, steps, 1)
+    x[0] = 1
+    model = TimeMajor()
+    before = zm.predict_proba(model, x, 2000, seed=0)
+    certificate = zm.zero_mean_(model, inputs=x, where=lambda *_: True)
+    after = zm.predict_proba(model, x, 2000, seed=0)
+    assert (before - after).abs().max() < certificate.bound + 5 * (0.5 / 2000) ** 0.5
+
+
+def test_inputs_without_a_tensor_are_refused():
+    model = nn.Sequential(zm.Linear(3, 2, posterior=zm.Additive))
+    with pytest.raises(ValueError, match="must hold a tensor"):
+        zm.zero_mean_(model, inputs=("text",), where=lambda *_: True)

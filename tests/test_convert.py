@@ -631,3 +631,45 @@ def test_model_without_running_statistics_is_refused():
     model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
     with pytest.raises(ValueError, match="no BatchNorm with running statistics"):
         zm.recalibrate_batchnorm_(model, batches())
+
+
+class InAList(nn.Module):
+    """Its forward function finds its layers in containers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.order = [self.a, {"then": (self.b,)}]
+
+    def forward(self, x):
+        return self.order[1]["then"][0](self.order[0](x))
+
+
+def test_layers_in_plain_containers_are_converted_too():
+    model, x = InAList(), torch.randn(2, 3)
+    expected = model(x)
+    zm.make_stochastic_(model, posterior=zm.Additive)
+    assert model.order[0] is model.a
+    assert model.order[1]["then"][0] is model.b
+    assert (model(x) != model(x)).any()
+    plain = zm.to_deterministic(model)
+    torch.testing.assert_close(plain(x), expected)
+    assert not zm.stochastic_layers(plain)
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x, z):
+        return self.norm(x + z)
+
+
+@pytest.mark.parametrize("form", ["mapping", "tuple"])
+def test_recalibration_takes_several_inputs(form):
+    x, z = torch.randn(50, 3), torch.randn(50, 3) + 2
+    batch = {"x": x, "z": z} if form == "mapping" else ((x, z), None)
+    model = Sum()
+    assert zm.recalibrate_batchnorm_(model, [batch]) == 1
+    torch.testing.assert_close(model.norm.running_mean, (x + z).mean(0))

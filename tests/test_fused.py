@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import zeromean as zm
 from cases import LAYERS, POSTERIORS, is_normal
@@ -218,3 +219,55 @@ def test_forward_mode_derivatives():
     torch.manual_seed(1)
     behind = model(x - step * direction)
     torch.testing.assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-5, atol=1e-8)
+
+
+GEOMETRIES = {
+    "Linear": (lambda: zm.Linear(30, 20), (7, 30)),
+    "Linear with a short last chunk": (lambda: zm.Linear(4, 65541), (1, 4)),
+    "Linear with two chunks": (lambda: zm.Linear(10, 300, posterior=zm.Additive), (300, 10)),
+    "Conv2d in a better format": (lambda: zm.Conv2d(20, 50, 5), (32, 20, 12, 12)),
+    "Conv2d": (lambda: zm.Conv2d(3, 8, 3, posterior=zm.Additive), (4, 3, 9, 9)),
+    "ConvTranspose2d": (lambda: zm.ConvTranspose2d(20, 50, 3), (32, 20, 8, 8)),
+    "Conv1d": (lambda: zm.Conv1d(3, 5, 3), (4, 3, 20)),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_a_seed_gives_the_same_noise_without_gradients(name):
+    build, shape = GEOMETRIES[name]
+    layer, x = build(), torch.randn(shape)
+    outputs = []
+    for enabled in (True, False):
+        torch.manual_seed(1)
+        with torch.set_grad_enabled(enabled):
+            outputs.append(layer(x).detach())
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_gradients_under_checkpointing_are_those_of_the_output(name):
+    build, shape = GEOMETRIES[name]
+    layer = build()
+    x = torch.randn(shape, requires_grad=True)
+    gradients = []
+    for run in (layer, lambda x: checkpoint(layer, x, use_reentrant=True)):
+        layer.zero_grad()
+        torch.manual_seed(1)
+        run(x).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in layer.parameters()])
+    for ours, plain in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_padding_row_has_no_noise_with_gradients_either():
+    embedding = zm.Embedding(6, 4, padding_idx=2, posterior=zm.Additive)
+    head = zm.Linear(4, 6, bias=False, posterior=zm.Additive)
+    head.weight = embedding.weight
+    outputs = head(torch.ones(50, 4))
+    assert outputs[:, 2].detach().unique().numel() == 1
+    assert outputs[:, 3].detach().unique().numel() == 50
+
+
+def test_layers_run_on_the_meta_device():
+    layer = zm.Linear(3, 2, device="meta")
+    assert layer(torch.empty(4, 3, device="meta")).shape == (4, 2)

@@ -1,4 +1,6 @@
+import copy
 import math
+import threading
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 import zeromean as zm
+from zeromean import monte_carlo
 from zeromean.replay import Replay
 
 
@@ -522,3 +525,99 @@ def test_wrong_kinds_of_arguments_are_refused(x):
         zm.sample_outputs(nn.Linear(4, 2), x, 3, sampler="gibbs")
     with pytest.raises(ValueError, match=r"dim=5 is not a dimension of outputs of shape \(5, 3\)"):
         zm.predict_proba(network(), x, 3, dim=5)
+
+
+class Twice(nn.Module):
+    """One layer, called twice: w · w · x for a single weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = zm.Linear(1, 1, bias=False)
+        nn.init.ones_(self.layer.weight.scale)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 50])
+def test_one_network_has_one_weight_wherever_it_is_used(chunk_size):
+    outputs = zm.sample_outputs(
+        Twice(), torch.ones(1, 1), 4000, sampler=zm.weight, seed=0, chunk_size=chunk_size
+    ).flatten()
+    assert (outputs >= 0).all()  # squares
+    assert (outputs.mean() - 1).abs() < 5 * outputs.std() / 4000**0.5
+    assert outputs.unique().numel() > 3900
+
+
+def test_tied_layers_have_one_weight():
+    model = nn.Sequential(zm.Linear(3, 3, bias=False), zm.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    difference = nn.Sequential()
+    difference.forward = lambda x: model[0](x) - model[1](x)
+    difference.model = model
+    assert not zm.sample_outputs(difference, torch.randn(2, 3), 5, sampler=zm.weight).any()
+    assert zm.sample_outputs(difference, torch.randn(2, 3), 5, sampler=zm.local).any()
+    assert all(layer.sampler is zm.local for layer in zm.stochastic_layers(model).values())
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "elements"),
+    [
+        (
+            nn.Sequential(nn.Embedding(50, 8), zm.Linear(8, 8), nn.Linear(8, 20000)),
+            torch.zeros(8, 16, dtype=torch.int64),
+            8 * 16 * 20000,
+        ),
+        (nn.Sequential(zm.Linear(16, 64), nn.Linear(64, 20000)), torch.zeros(64, 16), 64 * 20000),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_first_chunk_is_small_where_outputs_are_wide(model, inputs, elements, nested):
+    size = monte_carlo._first_chunk_size(model, ([inputs],) if nested else (inputs,))
+    assert size * elements <= 2 * monte_carlo._ELEMENTS_AT_ONCE
+
+
+def test_masks_of_minus_infinity_are_inputs_like_others():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    zm.make_stochastic_(layer, where=lambda name, _: name == "linear1")
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    outputs = zm.sample_outputs(layer, (torch.randn(2, 5, 8), mask), 3)
+    assert outputs.isfinite().all()
+    with pytest.raises(ValueError, match="got 10 NaN or infinite"):
+        zm.sample_outputs(layer, (torch.randn(2, 5, 8), -mask), 3)
+
+
+def test_packed_sequences_are_one_argument():
+    lstm = zm.LSTM(3, 2)
+    packed = nn.utils.rnn.pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
+    outputs = zm.sample_outputs(lstm, packed, 3, select=lambda output: output[0].data)
+    assert outputs.shape == (3, 6, 2)
+
+
+def test_seeds_touch_no_other_generators(monkeypatch):
+    def touched(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(torch, "manual_seed", touched)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", touched)
+    zm.predict_proba(zm.Linear(3, 2), torch.randn(4, 3), seed=1)
+
+
+def test_seeded_predictions_in_threads_are_reproduced():
+    x = torch.randn(20, 30)
+    model = nn.Sequential(zm.Linear(30, 50), zm.Linear(50, 4))
+    models = [copy.deepcopy(model) for _ in range(3)]
+    expected = zm.predict_proba(models[0], x, 30, seed=1)
+    wrong = []
+
+    def predict(model):
+        for _ in range(10):
+            if not torch.equal(zm.predict_proba(model, x, 30, seed=1), expected):
+                wrong.append(model)
+
+    threads = [threading.Thread(target=predict, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

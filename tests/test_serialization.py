@@ -461,3 +461,13 @@ def test_a_subclass_of_a_layer_is_refused_when_it_is_saved(tmp_path):
 
     with pytest.raises(ValueError, match="layer class of its own"):
         zm.save(nn.Sequential(Scaled(3, 2)), tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("block", [lambda m: zm.sampling(m, zm.mean), zm.held_noise])
+def test_files_hold_the_layers_own_samplers(block, tmp_path):
+    model = nn.Sequential(zm.Linear(3, 2, sampler=zm.flipout))
+    with block(model), zm.sampling(model, zm.mean):
+        zm.save(model, tmp_path / "model.safetensors")
+    loaded = zm.load(tmp_path / "model.safetensors", nn.Sequential(nn.Linear(3, 2)))
+    assert loaded[0].sampler is zm.flipout
+    assert model[0].sampler is zm.flipout

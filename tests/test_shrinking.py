@@ -8,10 +8,12 @@ from torch import nn
 
 import zeromean as zm
 from zeromean.experiments import shrinking, sparse_networks
+from zeromean.experiments.sparse_lenet5 import relu_lenet5_caffe
 from zeromean.models import lenet5_caffe, lenet_300_100
 
 # Shares of the weights that are pruned, which leave empty units of all kinds.
 PRUNED = {
+    relu_lenet5_caffe: {"conv1": 0.97, "conv2": 0.998, "dense1": 0.996, "dense2": 0.97},
     lenet5_caffe: {"conv1": 0.97, "conv2": 0.998, "dense1": 0.996, "dense2": 0.97},
     lenet_300_100: {"dense1": 0.998, "dense2": 0.99, "dense3": 0.97},
 }

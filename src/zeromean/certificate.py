@@ -10,9 +10,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from zeromean.layers import Embedding, Linear, StochasticLayer
-from zeromean.linear_maps import LinearMap
+from zeromean.linear_maps import Convolution, LinearMap, LookUp
 from zeromean.monte_carlo import Inputs, as_arguments, seeded
 from zeromean.noise import normal
 from zeromean.objectives import stochastic_layers
@@ -87,7 +88,7 @@ def zero_mean_(
             weights exceeds e³ times the sum of their squared means.
         inputs: Inputs for which the certificate is wanted, with the objects along dimension 0.
             Without them every layer is taken to be called once, Linear ones with one row for each
-            object.
+            object. Convolutions must see the objects along dimension 0 too.
     """
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
@@ -166,7 +167,10 @@ def _look(
     seed: int | None,
 ) -> dict[str, _View]:
     args, kwargs = as_arguments(inputs)
-    num_objects = len(next(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)))
+    tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()]
+    if not tensors:
+        raise ValueError("inputs must hold a tensor with the objects along dimension 0, got none.")
+    num_objects = len(tensors[0])
     totals = {name: torch.zeros(num_objects, dtype=torch.float64) for name in layers}
     views = {name: _View(total, calls=0) for name, total in totals.items()}
 
@@ -178,7 +182,10 @@ def _look(
         posterior: Posterior,
         bias: Tensor | None = None,
     ) -> Tensor:
-        distance = _squared_distance(*op.moments(x, posterior), num_objects)
+        # Where there are as many steps as objects, either may come first: let both count.
+        rows = not isinstance(op, Convolution)
+        unclear = rows and x.dim() + isinstance(op, LookUp) > 2 and x.shape[1] == num_objects
+        distance = _squared_distance(*op.moments(x, posterior), num_objects, unclear=unclear)
         # A layer that is called twice draws twice, and total variations of such draws add.
         totals[name] += _total_variation(distance) / num_samples
         views[name].calls += 1
@@ -244,14 +251,16 @@ def _weight_space_distance(posterior: Posterior) -> Tensor:
         return inverse_alpha.sum()
 
 
-def _squared_distance(mean: Tensor | None, variance: Tensor, num_objects: int) -> Tensor:
+def _squared_distance(
+    mean: Tensor | None, variance: Tensor, num_objects: int, *, unclear: bool
+) -> Tensor:
     """Σ mean²/variance over the activations of every object; nothing where the mean is zero."""
     if mean is None:
         return torch.zeros(num_objects, dtype=torch.float64)
     signal, variance = mean.double().square().cpu(), variance.double().cpu()
     ratio = torch.where(signal == 0, 0.0, signal / variance)
     ratio = torch.where(variance.isfinite(), ratio, math.nan)
-    if len(ratio) != num_objects:
+    if len(ratio) != num_objects or unclear:
         # Whose activations these are is not known: let them all count for every object.
         return ratio.sum().expand(num_objects)
     return ratio.reshape(num_objects, -1).sum(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
+from torch.nn.utils.rnn import PackedSequence
 
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import UnitNoise, UnitScale
 from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
+from zeromean.monte_carlo import as_arguments
 from zeromean.objectives import stochastic_layers, stochastic_modules
 from zeromean.posteriors import (
     Multiplicative,
@@ -30,6 +33,10 @@ from zeromean.sampling import monte_carlo_modes
 from zeromean.stochastic import StochasticModule
 
 Predicate = Callable[[str, nn.Module], bool]
+
+
+# Attributes of every module, which are not containers of anybody's making.
+_TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,9 @@ def recalibrate_batchnorm_(
     number of batches used.
 
     Args:
-        batches: A tensor (one batch), or an iterable of inputs or of `(inputs, targets)`.
+        batches: A tensor (one batch), or an iterable of inputs or of `(inputs, targets)`. Inputs
+            are a tensor, a mapping of keyword arguments or, before targets, a tuple of positional
+            ones.
         max_batches: Stop after so many.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
@@ -140,7 +149,11 @@ def recalibrate_batchnorm_(
                 norm.momentum = None  # A cumulative average: every batch counts the same.
                 norm.training = True
             for batch in islice([batches] if isinstance(batches, Tensor) else batches, max_batches):
-                model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+                inputs: Any = batch
+                if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence):
+                    inputs = batch[0]
+                args, kwargs = as_arguments(inputs)
+                model(*args, **kwargs)
                 count += 1
         if count == 0:
             raise ValueError("recalibrate_batchnorm_ needs at least one batch, got none.")
@@ -161,6 +174,12 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
         for name, child in list(parent._modules.items()):
             if child in replacements:
                 setattr(parent, name, replacements[child])
+        # Also where a forward function finds them beside: in lists, tuples and dictionaries.
+        for name, value in list(vars(parent).items()):
+            if name not in _TORCHS_OWN and isinstance(value, (list, tuple, dict)):
+                replaced = _with_replaced(value, replacements)
+                if replaced is not value:
+                    setattr(parent, name, replaced)
     # torch's fused transformer paths read the weights of their linear layers themselves.
     changed = set(replacements.values())
     fused = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -169,6 +188,21 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
         if stochastic_layers(parent) or changed & set(parent.modules()):
             parent.activation_relu_or_gelu = 0
             parent.use_nested_tensor = False
+
+
+def _with_replaced(value: Any, replacements: Mapping[Any, nn.Module]) -> Any:
+    """A container with other modules in place of some; itself where there are none."""
+    if isinstance(value, nn.Module):
+        return replacements.get(value, value)
+    if isinstance(value, dict):
+        items = {key: _with_replaced(item, replacements) for key, item in value.items()}
+        changed = any(items[key] is not item for key, item in value.items())
+        return type(value)(items) if changed and type(value) in (dict, OrderedDict) else value
+    if type(value) in (list, tuple):
+        members = [_with_replaced(item, replacements) for item in value]
+        changed = any(new is not old for new, old in zip(members, value, strict=True))
+        return type(value)(members) if changed else value
+    return value
 
 
 def copy_with_masks(model: nn.Module) -> nn.Module:

@@ -2,8 +2,9 @@
 
 It draws from the same distribution and has the same gradients as `samplers.plain_local`, which is
 its reference, and which runs wherever a custom autograd function would stand in the way: under
-torch.compile, torch.export, torch.func transforms and autocast. With ε the noise and v the
-variance of the outputs,
+torch.compile, torch.export, torch.func transforms and autocast, and without gradients. The same
+seed gives both the same noise, since checkpointing runs a layer once without gradients and once
+with them. With ε the noise and v the variance of the outputs,
 
     output = op(x, mean) + ε·√v = op(x, mean) + r·v,    r = ε/√v,
 
@@ -36,6 +37,8 @@ from zeromean.posteriors import Posterior, flushed
 
 # Chunks of three tensors fit a core's second-level cache.
 _CHUNK = 2**16
+# Fewer normal numbers are drawn one by one, and are others.
+_FEWEST = 16
 
 
 def can_fuse(op: LinearMap, x: Tensor) -> bool:
@@ -43,6 +46,7 @@ def can_fuse(op: LinearMap, x: Tensor) -> bool:
     return (
         isinstance(op, (Dense, Convolution))
         and x.dtype in (torch.float32, torch.float64)
+        and x.device.type != "meta"
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
@@ -55,7 +59,7 @@ def can_fuse(op: LinearMap, x: Tensor) -> bool:
 def draw_local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
     """Draw op(x, W) + bias by local reparameterization."""
     mean, scale = posterior.mean_and_scale()
-    return _DrawLocal.apply(op, x, mean, scale, bias)
+    return _DrawLocal.apply(op, x, mean, posterior.silenced(scale), bias)
 
 
 class _DrawLocal(torch.autograd.Function):
@@ -69,7 +73,7 @@ class _DrawLocal(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         ctx.op = op
-        ctx.memory_format = memory_format = better_format(op, x, scale)
+        ctx.memory_format = memory_format = better_format(op, x, scale.shape)
         inputs = arranged(x, memory_format)
         variance = op(squared(inputs), arranged(flushed(scale).square(), memory_format))
         output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)
@@ -123,8 +127,9 @@ def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
     """
     result = torch.empty_like(variance) if output is None else output
     tiny = torch.finfo(variance.dtype).tiny
-    inverse_std, ratio = variance.new_empty(2, min(_CHUNK, variance.numel())).unbind()
-    for out, v in zip(*(_in_memory(t).split(_CHUNK) for t in (result, variance)), strict=True):
+    sizes = _chunk_sizes(variance.numel())
+    inverse_std, ratio = variance.new_empty(2, max(sizes)).unbind()
+    for out, v in zip(*(_in_memory(t).split(sizes) for t in (result, variance)), strict=True):
         if v.numel() < ratio.numel():
             inverse_std, ratio = inverse_std[: v.numel()], ratio[: v.numel()]
         # rsqrt(inf) = 0: no variance, no noise and no gradient.
@@ -136,6 +141,14 @@ def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
             out.addcmul_(ratio, v)
         v.copy_(ratio)
     return result
+
+
+def _chunk_sizes(number: int) -> list[int]:
+    """Of the chunks, none of which is so small that torch would draw its noise in another way."""
+    whole, rest = divmod(number, _CHUNK)
+    if whole and rest < _FEWEST:
+        return [*[_CHUNK] * (whole - 1), _CHUNK + rest]
+    return [*[_CHUNK] * whole, rest]
 
 
 def _in_memory(tensor: Tensor) -> Tensor:

@@ -144,8 +144,9 @@ class Linear(StochasticLayer):
 class Embedding(StochasticLayer):
     """`nn.Embedding` with a random weight; the row of `padding_idx` is zero and has no noise.
 
-    Only the rows that are looked up are computed. With `zm.weight` a repeated token repeats its
-    noise, with `zm.flipout` its magnitude, with `zm.local` neither.
+    With `zm.local` and `zm.moment_matched` only the rows that are looked up are computed; the
+    others draw or copy the whole table. With `zm.weight` a repeated token repeats its noise, with
+    `zm.flipout` its magnitude, with `zm.local` neither.
     """
 
     torch_twin = nn.Embedding

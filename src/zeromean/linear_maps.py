@@ -103,7 +103,7 @@ class Convolution(LinearMap):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._convolve(x, weight, bias)
-        memory_format = better_format(self, x, weight)
+        memory_format = better_format(self, x, weight.shape)
         arguments = (arranged(x, memory_format), arranged(weight, memory_format), bias)
         return arranged(self._convolve(*arguments), memory_format and torch.contiguous_format)
 
@@ -114,6 +114,14 @@ class Convolution(LinearMap):
             return F.conv_transpose2d(x, weight, bias, *geometry)
         convolve = _CONVOLUTIONS[len(self.stride)]
         return convolve(x, weight, bias, *geometry, self.dilation, self.groups)
+
+    def moments(
+        self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor]:
+        # In the better format, of which `__call__` would copy each of them back.
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            x = arranged(x, better_format(self, x, posterior.shape))
+        return super().moments(x, posterior, bias)
 
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
         # One sign for each object and channel: within an object the weights stay shared.
@@ -205,7 +213,7 @@ def squared(x: Tensor) -> Tensor:
     return square
 
 
-def better_format(op: LinearMap, x: Tensor, weight: Tensor) -> torch.memory_format | None:
+def better_format(op: LinearMap, x: Tensor, weight: torch.Size) -> torch.memory_format | None:
     """channels_last where a contiguous 2-d convolution would be computed on padded channels.
 
     On CPU, contiguous channels are padded to multiples of 16: (20, 50) is computed as (32, 64), at
@@ -213,7 +221,7 @@ def better_format(op: LinearMap, x: Tensor, weight: Tensor) -> torch.memory_form
     """
     if not isinstance(op, Convolution) or x.dim() != 4 or x.device.type != "cpu" or op.groups > 1:
         return None
-    rows, columns = weight.shape[:2]
+    rows, columns = weight[:2]
     padded = -(-rows // 16) * 16 * (-(-columns // 16) * 16)
     pays = columns >= 16 and padded > 1.5 * rows * columns and x.numel() >= _WORTH_COPYING
     return torch.channels_last if pays and x.is_contiguous() else None

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from threading import RLock
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
-from zeromean.objectives import stochastic_modules
+from zeromean.linear_maps import LinearMap
+from zeromean.objectives import stochastic_layers, stochastic_modules
+from zeromean.posteriors import Posterior
 from zeromean.recurrent import RecurrentLayer
 from zeromean.replay import Replay
-from zeromean.samplers import Sampler, auto, local, mean, moment_matched
+from zeromean.samplers import Sampler, auto, local, mean, moment_matched, weight
 from zeromean.sampling import monte_carlo_modes, sampling
 
 Inputs = Tensor | tuple | Mapping[str, Any]
 
 # As many samples run at once as keep their largest noisy activation near the caches.
 _ELEMENTS_AT_ONCE = 2**21
+_SEEDING = RLock()
 
 
 def draw_outputs(
@@ -46,8 +52,12 @@ def draw_outputs(
     args, kwargs = as_arguments(inputs)
     _require_finite_inputs((*args, *kwargs.values()))
 
+    drawn: dict[Posterior, Tensor] = {}
+
     def run() -> Tensor:
+        drawn.clear()  # A new network.
         output = model(*args, **kwargs)
+        drawn.clear()
         output = output if select is None else select(output)
         if not isinstance(output, Tensor):
             raise TypeError(
@@ -71,7 +81,8 @@ def draw_outputs(
             stack.enter_context(seeded(seed, model))
         if chunk_size is None and not _draws_outputs(model):
             chunk_size = 1  # Samples that each have weights of their own gain nothing together.
-        first_size = chunk_size or _first_chunk_size((*args, *kwargs.values()))
+        stack.enter_context(_weights_drawn_once(model, drawn))
+        first_size = chunk_size or _first_chunk_size(model, (*args, *kwargs.values()))
         if _must_loop(model):
             chunks = _looped(run, num_samples)
         else:
@@ -132,10 +143,43 @@ def _vectorized(
             size = max(1, _ELEMENTS_AT_ONCE // max(replay.largest_noisy, 1))
 
 
-def _first_chunk_size(values: tuple) -> int:
+@contextmanager
+def _weights_drawn_once(model: nn.Module, drawn: dict[Posterior, Tensor]) -> Iterator[None]:
+    """Where `zm.weight` draws, let layers that are called twice, or tied, have one weight."""
+
+    def draw(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
+        if posterior not in drawn:
+            drawn[posterior] = posterior.sample()
+        return op(x, drawn[posterior], bias)
+
+    layers = [layer for layer in stochastic_layers(model).values() if layer.sampler is weight]
+    try:
+        for layer in layers:
+            layer.sampler = draw
+        yield
+    finally:
+        for layer in layers:
+            layer.sampler = weight
+
+
+def _first_chunk_size(model: nn.Module, values: tuple) -> int:
     """A careful guess, until the first chunk has told how large the noisy part is."""
-    elements = sum(value.numel() for value in values if isinstance(value, Tensor))
-    return max(1, _ELEMENTS_AT_ONCE // (16 * max(elements, 1)))
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    elements = 16 * sum(tensor.numel() for tensor in tensors)
+    # Or, where that is more: the widest layer at every position.
+    widths = ("out_features", "out_channels", "embedding_dim", "hidden_size")
+    found = [getattr(module, name, 1) for module in model.modules() for name in widths]
+    widest = max((width for width in found if isinstance(width, int)), default=1)
+    positions = sum(_num_positions(tensor) for tensor in tensors)
+    return max(1, _ELEMENTS_AT_ONCE // max(elements, positions * widest, 1))
+
+
+def _num_positions(tensor: Tensor) -> int:
+    """Objects, steps, tokens and pixels: elements over features or channels."""
+    if tensor.dim() == 0 or not tensor.is_floating_point():
+        return tensor.numel()
+    features = tensor.shape[1] if tensor.dim() > 3 else tensor.shape[-1]
+    return tensor.numel() // max(features, 1)
 
 
 def _must_loop(model: nn.Module) -> bool:
@@ -160,10 +204,17 @@ def _draws_outputs(model: nn.Module) -> bool:
 
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """Seed the generators of the model's devices inside the block, and restore them after it."""
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[d.index for d in devices]):
-        torch.manual_seed(seed)
+    """Seed the generators of the model's devices inside the block, and restore them after it.
+
+    One block at a time in a process: the generators are those of all threads.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    with _SEEDING, torch.random.fork_rng(devices=devices):
+        # Not torch.manual_seed, which seeds generators that are not restored.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
         yield
 
 
@@ -171,7 +222,9 @@ def as_arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
     """Positional and keyword arguments of the model."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+    if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence):
+        return inputs, {}
+    return (inputs,), {}
 
 
 def _require_count(name: str, value: int) -> None:
@@ -182,12 +235,14 @@ def _require_count(name: str, value: int) -> None:
 
 
 def _require_finite_inputs(values: tuple) -> None:
-    for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
-            count = int((~value.isfinite()).sum())
+    for value in tree_leaves(values):
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        wrong = value.isnan() | value.isposinf()  # −∞ is what masks of attention are made of.
+        if wrong.any():
             raise ValueError(
-                f"The input must be finite, got {count} NaN or infinite values in a tensor of "
-                f"shape {tuple(value.shape)}; clean or impute them."
+                f"The input must be finite, got {int(wrong.sum())} NaN or infinite values in a "
+                f"tensor of shape {tuple(value.shape)}; clean or impute them."
             )
 
 

@@ -104,12 +104,16 @@ class Posterior(nn.Module):
                 `(*rows.shape, *shape[1:])`, so that an embedding does not touch its whole table.
         """
         mean, scale = self.mean_and_scale(rows)
-        return mean, flushed(self._silenced(scale, rows)).square()
+        return mean, flushed(self.silenced(scale, rows)).square()
+
+    def mean_weight(self, rows: Tensor | None = None) -> Tensor | None:
+        """The mean of every weight alone; None: exactly zero."""
+        return self.mean_and_scale(rows)[0] if self.has_mean else None
 
     def sample(self) -> Tensor:
         """Draw one weight tensor."""
         mean, scale = self.mean_and_scale()
-        scale = self._silenced(scale)
+        scale = self.silenced(scale)
         return _combined(mean, scale, self.noise(scale))
 
     def draw_noise(self) -> Tensor:
@@ -123,11 +127,11 @@ class Posterior(nn.Module):
             noise: One ε for every weight, `(*shape)`, or several draws, `(*, *shape)`.
         """
         mean, scale = self.mean_and_scale()
-        return _combined(mean, self._silenced(scale), noise)
+        return _combined(mean, self.silenced(scale), noise)
 
     def deviation(self) -> Tensor:
         """Draw one weight tensor less its mean."""
-        scale = self._silenced(self.mean_and_scale()[1])
+        scale = self.silenced(self.mean_and_scale()[1])
         return scale * self.noise(scale)
 
     def counted(self, per_weight: Tensor) -> Tensor:
@@ -178,7 +182,7 @@ class Posterior(nn.Module):
             self.mask = None
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
-    def _silenced(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
+    def silenced(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
         """The scale (or variance) with the noiseless row at zero."""
         row = self.layout.noiseless_row
         if row is None:
@@ -275,11 +279,14 @@ class Multiplicative(Posterior):
         self.reset_parameters()
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        mean = self.masked(self._look_up(self.mean, rows), rows)
+        mean = self.mean_weight(rows)
         log_alpha = self._broadcastable_log_alpha()
         if self.share == "weight":
             log_alpha = self._look_up(log_alpha, rows)
         return mean, mean * (0.5 * log_alpha).exp()
+
+    def mean_weight(self, rows: Tensor | None = None) -> Tensor:
+        return self.masked(self._look_up(self.mean, rows), rows)
 
     def log_variance_per_weight(self) -> Tensor:
         log_variance = 2 * _log_magnitude(self.mean) + self._broadcastable_log_alpha()
@@ -346,17 +353,18 @@ class Additive(Posterior):
         self.reset_parameters()
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        mean = self.masked(self._look_up(self.mean, rows), rows)
         scale = (0.5 * self._look_up(self.log_variance, rows)).exp()
-        return mean, self.masked(scale, rows)
+        return self.mean_weight(rows), self.masked(scale, rows)
+
+    def mean_weight(self, rows: Tensor | None = None) -> Tensor:
+        return self.masked(self._look_up(self.mean, rows), rows)
 
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # Straight from the logarithm: exp and square would be two more passes over the weights.
         variance = self._look_up(self.log_variance, rows).exp()
         in_place = not torch.is_grad_enabled()
         variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0, inplace=in_place)
-        mean = self.masked(self._look_up(self.mean, rows), rows)
-        return mean, self.masked(self._silenced(variance, rows), rows)
+        return self.mean_weight(rows), self.masked(self.silenced(variance, rows), rows)
 
     def log_variance_per_weight(self) -> Tensor:
         return self.masked(self.log_variance, value=-math.inf)

@@ -13,7 +13,8 @@ Inside a prediction BatchNorm uses its running statistics and torch's Dropout mo
 - `inputs`: a tensor, a tuple of positional or a mapping of keyword arguments.
 
 Noise must come from torch: a draw of Python's or numpy's generators inside the model is the same
-for all samples. Threads that predict at the same time need a copy of the model each.
+for all samples. Threads that predict at the same time need a copy of the model each; with seeds
+they wait for each other, and what other threads draw meanwhile without one is not reproducible.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def sample_outputs(
 ) -> Tensor:
     """Outputs of the random network, `(num_samples, batch, …)`.
 
-    With `sampler=zm.weight` each sample is one network applied to the whole batch.
+    With `sampler=zm.weight` each sample is one network applied to the whole batch, also where a
+    layer is called twice.
 
     Args:
         differentiable: Keep the graph, for gradients through the samples.

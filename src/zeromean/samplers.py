@@ -22,7 +22,7 @@ from torch import Tensor
 
 from zeromean import fused
 from zeromean.functional import safe_sqrt
-from zeromean.linear_maps import LinearMap
+from zeromean.linear_maps import LinearMap, better_format
 from zeromean.noise import normal
 from zeromean.posteriors import Posterior
 
@@ -55,7 +55,11 @@ def moment_matched(
 
 
 def weight(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
-    """Draw one weight for the whole batch: exact, with a noisier gradient."""
+    """Draw one weight for the whole batch: exact, with a noisier gradient.
+
+    A layer that is called twice draws twice, but for predictions (`zm.predict_proba` and others)
+    and inside `zm.held_noise`.
+    """
     return op(x, posterior.sample(), bias)
 
 
@@ -67,7 +71,7 @@ def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None 
     Wen et al. (2018).
     """
     flipped = op.flip(x, posterior.deviation())
-    weight_mean, _ = posterior.mean_and_scale()
+    weight_mean = posterior.mean_weight()
     if weight_mean is not None:
         return op(x, weight_mean, bias) + flipped
     return flipped if bias is None else flipped + op.align_bias(bias)
@@ -75,8 +79,10 @@ def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None 
 
 def mean(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
     """Propagate the means: the weight scaling rule. A zero-mean layer gives just its bias."""
-    weight_mean, scale = posterior.mean_and_scale()
-    return op(x, torch.zeros_like(scale) if weight_mean is None else weight_mean, bias)
+    weight_mean = posterior.mean_weight()
+    if weight_mean is None:
+        weight_mean = torch.zeros(posterior.shape, dtype=posterior.dtype, device=posterior.device)
+    return op(x, weight_mean, bias)
 
 
 def auto(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
@@ -118,4 +124,7 @@ def plain_local(
     else:
         std = output_variance.clamp_min_(0).sqrt_()
     noise = normal(std)
-    return noise * std if output_mean is None else torch.addcmul(output_mean, noise, std)
+    output = noise * std if output_mean is None else torch.addcmul(output_mean, noise, std)
+    if torch.is_grad_enabled() or better_format(op, x, posterior.shape) is None:
+        return output
+    return output.contiguous()  # As it would be, had the moments not been in a better format.

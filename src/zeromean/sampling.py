@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -27,6 +28,13 @@ _DROPS_OUT = (
 
 # Dropout modules that a `sampling(model, mean)` block has turned off, however deep it is nested.
 _silenced: WeakSet[nn.Module] = WeakSet()
+# How layers inside of such blocks draw outside of them.
+_own_samplers: WeakKeyDictionary[nn.Module, Sampler] = WeakKeyDictionary()
+
+
+def own_sampler(layer: Any) -> Sampler:
+    """How a layer draws when no `sampling` block says otherwise."""
+    return _own_samplers[layer] if layer in _own_samplers else layer.sampler
 
 
 @contextmanager
@@ -44,7 +52,9 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     previous = [layer.sampler for layer in layers]
     modes = [(m, m.training) for m in model.modules() if isinstance(m, _DROPS_OUT)]
     newly_silenced: set[nn.Module] = set()
+    outermost = [layer for layer in layers if layer not in _own_samplers]
     try:
+        _own_samplers.update({layer: layer.sampler for layer in outermost})
         for layer, replacement in zip(layers, replacements, strict=True):
             layer.sampler = replacement
         if sampler is mean:
@@ -55,6 +65,8 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
         yield model
     finally:
         _silenced.difference_update(newly_silenced)
+        for layer in outermost:
+            _own_samplers.pop(layer, None)
         for layer, original in zip(layers, previous, strict=True):
             layer.sampler = original
         for module, mode in modes:
@@ -76,7 +88,8 @@ def held_noise(
     Args:
         noise: Noise to hold, from `zm.draw_noise`; default: it is drawn.
         num_objects: Give each of so many objects a network of its own: object i of every batch
-            meets the same network i, and `held.redraw(objects)` changes the networks of some.
+            meets the same network i, and `held.redraw(objects)` changes the networks of some. The
+            objects must be dimension 0 of what every layer sees, not only of the model's inputs.
     """
     if num_objects is not None and num_objects < 1:
         raise ValueError(f"num_objects must be at least 1, got {num_objects}.")

@@ -34,6 +34,7 @@ from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFa
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.recurrent import GRU, LSTM, RecurrentLayer
 from zeromean.samplers import SAMPLERS
+from zeromean.sampling import own_sampler
 
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 FORMAT_VERSION = 3
@@ -163,7 +164,7 @@ def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
             "layer": _name_of(type(layer), _LAYERS, "layer class", name),
             **_describe_posterior(posterior, name),
             "prior": _describe_prior(layer.prior, name),
-            "sampler": _name_of(layer.sampler, SAMPLERS, "sampler", name),
+            "sampler": _name_of(own_sampler(layer), SAMPLERS, "sampler", name),
             "tied_to": owners.get(posterior),
         }
         owners.setdefault(posterior, name)

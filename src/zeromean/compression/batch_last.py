@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,12 @@ from zeromean.compression.sparse_layers import (
     is_traced,
     require_features,
 )
+
+
+class _Plan(NamedTuple):
+    steps: list[Any]
+    on_images: list[Any]
+    on_rows: list[Any]
 
 
 class BatchLast(nn.Module):
@@ -41,20 +47,19 @@ class BatchLast(nn.Module):
         self.flattens = bool(flatten)
         self._num_features = linear[0].in_features if linear else None
         end = flatten[0] if flatten else 0 if linear else len(modules)
-        self._steps = modules
-        self._on_images: list[Any] = modules[:end]
-        self._on_rows: list[Any] = modules[end + self.flattens :]
+        # For these modules; with others in their places, see `forward`.
+        self._plan = _Plan(modules, modules[:end], modules[end + self.flattens :])
 
     def steps(self) -> list[nn.Module]:
         """In their order, also those that come twice."""
         return list(self._modules.values())  # pyright: ignore[reportReturnType]
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_traced() or self.steps() != self._steps:
+        if is_traced() or self.steps() != self._plan.steps:
             for step in self.steps():
                 input = step(input)
             return input
-        if self._on_images:
+        if self._plan.on_images:
             return self._read_images(input)
         if self.flattens:
             return self._read_rows(input.flatten(1))
@@ -70,11 +75,11 @@ class BatchLast(nn.Module):
             raise ValueError(f"The network needs images (N, C, H, W), got shape {tuple(x.shape)}.")
         batch = x.shape[0]
         if batch < WORTH_GATHERING:
-            for step in self._on_images:
+            for step in self._plan.on_images:
                 x = step.forward(x)
             return self._read_rows(x.flatten(1)) if self.flattens else x
         x = batch_last(x)
-        for step in self._on_images:
+        for step in self._plan.on_images:
             x = _run(step, x)
         if not self.flattens:
             return batch_first(x)
@@ -83,22 +88,23 @@ class BatchLast(nn.Module):
         return self._read_columns(columns)
 
     def _read_rows(self, x: Tensor) -> Tensor:
-        if not self._on_rows:
+        on_rows = self._plan.on_rows
+        if not on_rows:
             return x
         self._require_features(x.shape[1])
         if x.shape[0] == 1:
             x = x.view(-1)
-            for step in self._on_rows:
+            for step in on_rows:
                 kind = type(step)
                 x = _ON_VECTORS[kind](step, x) if kind in _ON_VECTORS else step.forward(x)
             return x.view(1, -1)
-        first = self._on_rows[0]
+        first = on_rows[0]
         if type(first) is SparseLinear:
             return self._read_columns(first.read_rows(x), start=1)
         return self._read_columns(x.t())
 
     def _read_columns(self, x: Tensor, start: int = 0) -> Tensor:
-        for step in self._on_rows[start:]:
+        for step in self._plan.on_rows[start:]:
             x = _run(step, x)
         return batch_first(x)
 
