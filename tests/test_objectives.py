@@ -324,3 +324,11 @@ def test_posterior_must_be_a_class_or_a_partial(posterior):
 def test_prior_must_be_an_instance():
     with pytest.raises(TypeError, match=r"prior must have a method kl\(posterior\)"):
         zm.Linear(2, 2, prior=zm.LogUniform)
+
+
+def test_clipping_leaves_alone_what_is_not_learned():
+    noise = zm.GaussianDropout(4, p=0.9, learn=False)
+    before = noise.log_alpha.clone()
+    zm.clip_log_alpha_(nn.Sequential(noise), high=0.0)
+    assert torch.equal(noise.log_alpha, before)
+    assert before.item() > 0

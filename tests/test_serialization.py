@@ -471,3 +471,16 @@ def test_files_hold_the_layers_own_samplers(block, tmp_path):
     loaded = zm.load(tmp_path / "model.safetensors", nn.Sequential(nn.Linear(3, 2)))
     assert loaded[0].sampler is zm.flipout
     assert model[0].sampler is zm.flipout
+
+
+def test_a_model_on_the_meta_device_gets_the_values_of_the_file(tmp_path):
+    model = nn.Sequential(
+        zm.Linear(3, 4), nn.BatchNorm1d(4), zm.Linear(4, 2, posterior=zm.Additive)
+    )
+    zm.save(model, tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        empty = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    loaded = zm.load(tmp_path / "model.safetensors", empty)
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in loaded.parameters())

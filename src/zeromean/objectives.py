@@ -87,7 +87,7 @@ def cosine_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callab
 
 
 def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = math.inf) -> None:
-    """Project log α of every weight and unit into [low, high], after each optimizer step.
+    """Project every learned log α of weights and units into [low, high], after optimizer steps.
 
     `high=0` is Kingma's α ≤ 1. A projection, not a clamp in the forward pass: a clamped parameter
     would get no gradient and could never come back.
@@ -96,6 +96,8 @@ def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = m
         raise ValueError(f"low must not exceed high, got low={low}, high={high}.")
     with torch.no_grad():
         for module in model.modules():
+            if isinstance(module, GaussianDropout) and not module.learn:
+                continue
             if isinstance(module, (Multiplicative, GaussianDropout)):
                 module.log_alpha.clamp_(low, high)
             elif isinstance(module, Additive):

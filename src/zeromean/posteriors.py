@@ -166,6 +166,9 @@ class Posterior(nn.Module):
     def numel(self) -> int:
         return self.shape.numel()
 
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
     def dim(self) -> int:
         return len(self.shape)
 

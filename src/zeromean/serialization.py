@@ -65,7 +65,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """A copy of the model with the parameters and the stochastic layers of a saved one.
 
-    As with `load_state_dict`, device and dtype are those of the given model.
+    As with `load_state_dict`, device and dtype are those of the given model, but those of the file
+    where that one is on the meta device.
 
     Args:
         path: A file that `zm.save` wrote.
@@ -81,8 +82,10 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         model = _rebuild_layers_(model, header["layers"], path)
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
+    # A model on the meta device has nothing to copy into.
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     try:
-        model.load_state_dict({**tensors, **aliases})
+        model.load_state_dict({**tensors, **aliases}, assign=on_meta)
     except RuntimeError as error:
         raise ValueError(f"{path} holds a model of another architecture: {error}") from error
     return model
