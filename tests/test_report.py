@@ -451,7 +451,7 @@ DELETE = object()
         (["runs", 1, "metrics"], [1], r"runs\[1\]\.metrics must be an object"),
         (
             ["runs", 2, "metrics", "layer_elbo"],
-            None,
+            "good",
             r"runs\[2\]\.metrics\.layer_elbo must be a number",
         ),
         (["claims", 0, "paper"], "99", r'claims\[0\]\.paper must be a number, got "99"'),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +17,9 @@ from zeromean import experiments
 from zeromean.experiments import records, runner
 from zeromean.experiments.claims import Claim
 from zeromean.experiments.figure import figure, over_seeds
-from zeromean.experiments.run_log import RunLog, plain
+from zeromean.experiments.run_log import RunLog, plain, write_json
+from zeromean.report.page import section
+from zeromean.report.records import read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,3 +311,63 @@ def test_killed_parent_leaves_no_process_behind(how, tmp_path):
     (folder,) = tmp_path.glob("fig1/*/seed-0")
     with FileLock(folder / "lock", timeout=0):
         pass
+
+
+def test_seeds_that_failed_are_not_left_out_of_a_claim(fake, place, tmp_path):
+    fake.CLAIMS.append(Claim("gain", 0.0, "here", label="gain", direction="at least"))
+    run = fake.run
+    fake.run = lambda config, log: {
+        **run(config, log),
+        "gain": 0.9 if config.seed == 0 else float("nan"),
+    }
+    runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    rows = {row.label: row for row in section("fake", "", read_record(path)).rows}
+    assert rows["gain"].verdict == "not confirmed"
+    assert rows["size"].verdict == "confirmed"
+
+
+def test_smaller_runs_do_not_replace_a_record(fake, place, tmp_path, capsys):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    before = path.read_text()
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", fake.SMOKE, [0], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == []
+    assert path.read_text() == before
+    assert "has runs of the full size" in capsys.readouterr().err
+
+
+def test_a_damaged_stage_is_computed_again(tmp_path):
+    log = RunLog(tmp_path, progress=False)
+    log.once("a", lambda: 1)
+    (tmp_path / "stages" / "a.json").write_text("")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n")
+    again = RunLog(tmp_path, progress=False)
+    again.metrics(a=1)
+    assert again.once("a", lambda: 2) == 2
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n'
+
+
+def test_a_run_of_another_version_is_named(fake, place):
+    (folder,) = runner.run_experiment("fake", Config(), [0], place=place)
+    (folder / "done.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"done\.json lacks command, commit"):
+        records.status("fake", place.runs)
+
+
+def test_one_run_of_several_jobs_has_one_thread_too(place):
+    fig2 = experiments.load("fig2")
+    (folder,) = runner.run_experiment("fig2", fig2.SMOKE, [0], place=place, jobs=2)
+    assert read(folder)["environment"]["threads"] == 1
+
+
+def test_processes_may_write_the_same_file(tmp_path):
+    def write():
+        for _ in range(200):
+            write_json(tmp_path / "network.json", {"a": 1})
+
+    with ThreadPoolExecutor(4) as threads:
+        for future in [threads.submit(write) for _ in range(4)]:
+            future.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["network.json"]

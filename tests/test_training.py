@@ -10,6 +10,7 @@ import textwrap
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -617,3 +618,49 @@ def test_missing_lightning_names_the_extra(tmp_path, monkeypatch):
 def test_importing_the_package_leaves_lightning_out():
     code = "import sys, zeromean.training; sys.exit('lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    config = small_config(lr=np.logspace(-3, -2, 2)[0], seed=np.int64(3))
+    first = fit(small_network(), blobs(), config, folder=tmp_path)
+    again = fit(small_network(), blobs(), config, folder=tmp_path)
+    assert_same_state(first.model, again.model)
+    with pytest.raises(ValueError, match=r"epochs must be a whole number, got 2\.5"):
+        small_config(epochs=2.5)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(4, 4) for _ in range(3))
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x.flatten(1)[:, :4]).relu()))
+
+
+def test_averages_of_tied_weights_are_loaded_as_they_were(tmp_path):
+    config = small_config(average_epochs=1.0)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(fit(Tied(), blobs(), config, folder=tmp_path).model)
+    assert_same_state(*models)
+    assert models[1].first.weight is models[1].second.weight
+
+
+def test_terminated_training_does_not_look_like_success(tmp_path):
+    script = KILLED_RUN.replace("SIGKILL", "SIGTERM").format(
+        tests=str(Path(__file__).parent), folder=str(tmp_path)
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
+    )
+    assert process.returncode == 128 + signal.SIGTERM, process.stderr
+    assert "terminated; run again to go on after epoch 1" in process.stderr
+
+
+def test_empty_test_set_is_refused_before_training(tmp_path):
+    data = blobs()
+    with pytest.raises(ValueError, match="test set is empty"):
+        fit(small_network(), data, small_config(), folder=tmp_path, test=data.subset([]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def collect(runs: Path, results: Path) -> list[Path]:
         if record["runs"]:
             results.mkdir(parents=True, exist_ok=True)
             path = results / f"{name}.json"
+            before = _size_of(path)
+            if before is not None and SIZES.index(before) < SIZES.index(record["runs"][0]["size"]):
+                print(
+                    f"{path} stays as it is: it has runs of the {before} size, and {runs} only "
+                    f"{record['runs'][0]['size']} ones.",
+                    file=sys.stderr,
+                )
+                continue
             replace_text(path, _with_short_lists(to_json(record, indent=1)) + "\n")
             paths.append(path)
     return paths
@@ -39,13 +48,16 @@ def record_of(name: str, runs: Path) -> dict[str, Any]:
     finished = sorted(_finished(name, runs), key=_order)
     shown = [run for run in finished if run["digest"] == finished[0]["digest"]]
     figures = experiment.figures(shown) if shown else []
-    measured = {key for run in finished for key in flat(run["metrics"])}
+    claimed = {claim.metric for claim in experiment.CLAIMS}
+    for run in finished:
+        run["metrics"] = flat(run["metrics"], claimed)
+    measured = {key for run in finished for key in run["metrics"]}
     return {
         "name": name,
         "title": experiment.TITLE,
         "source": experiment.SOURCE,
         "command": _command(shown),
-        "runs": [{**run, "metrics": flat(run["metrics"])} for run in finished],
+        "runs": finished,
         "claims": [
             {
                 "metric": claim.metric,
@@ -65,15 +77,28 @@ def record_of(name: str, runs: Path) -> dict[str, Any]:
     }
 
 
-def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers by dotted name."""
-    numbers: dict[str, float] = {}
+def flat(
+    metrics: Mapping[str, Any], claimed: Collection[str] = (), prefix: str = ""
+) -> dict[str, Any]:
+    """The numbers by dotted name.
+
+    None stands for what was not finite, or for nothing. Where there is a claim about it, it stays:
+    seeds that have failed must not vanish among the others.
+    """
+    numbers: dict[str, Any] = {}
     for key, value in metrics.items():
+        name = prefix + key
         if isinstance(value, Mapping):
-            numbers |= flat(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float):
-            numbers[prefix + key] = value
+            numbers |= flat(value, claimed, f"{name}.")
+        elif isinstance(value, int | float) or (value is None and name in claimed):
+            numbers[name] = value
     return numbers
+
+
+def _size_of(path: Path) -> str | None:
+    """The best size of the runs in a record, None where there is none."""
+    runs = runner.read_json(path).get("runs", []) if path.exists() else []
+    return min((run["size"] for run in runs), key=SIZES.index, default=None)
 
 
 def status(name: str, runs: Path) -> str:
@@ -94,6 +119,12 @@ def _finished(name: str, runs: Path) -> Iterator[dict[str, Any]]:
         identity = runner.read_json(path.with_name("config.json"))
         digest = path.parent.parent.name
         done = runner.read_json(path)
+        missing = {"command", "duration", "environment", "commit", "metrics"} - done.keys()
+        if missing:
+            raise ValueError(
+                f"{path} lacks {', '.join(sorted(missing))}, of another version perhaps; move its "
+                "folder away."
+            )
         yield {
             "digest": digest,
             "size": sizes.get(_digest_today(experiment, identity["config"]), "custom"),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ class RunLog:
         self._asked_for: set[str] = set()
         self._said = 0
         path = folder / "metrics.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        # What is damaged differs from what is said again, and is replaced.
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         self._lines = text.splitlines(keepends=True)
 
     def metrics(self, **values: Any) -> None:
@@ -93,9 +95,14 @@ class RunLog:
         ends with the same numbers. The result must be plain: numbers, strings, lists, dicts.
         """
         path = self.folder / "stages" / f"{stage}.json"
-        self.note_origin(f"stage {stage}", was_there=path.exists())
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            found = json.loads(path.read_bytes()) if path.exists() else None
+        except ValueError:
+            self.say(f"{path} is damaged; computing it again")
+            found = None
+        self.note_origin(f"stage {stage}", was_there=found is not None)
+        if found is not None:
+            return found
         self.say(stage)
         self.seed_everything(stage)
         result = plain(compute())
@@ -141,6 +148,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file that appears under its name only when it is complete."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")  # Other processes write too.
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

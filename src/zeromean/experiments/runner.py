@@ -77,7 +77,7 @@ def run_experiment(
     ]
     if place.progress and len(pending) < len(configs):
         print(f"{len(configs) - len(pending)} of {len(configs)} finished before", file=sys.stderr)
-    if jobs == 1 or len(pending) < 2:
+    if jobs == 1 or not pending:
         for c in pending:
             run_one(name, c, place)
     else:

@@ -219,7 +219,8 @@ def _run(value: _Value) -> Run:
     return Run(
         config={key: setting for key, setting in config.items() if key != "seed"},
         seed=value["seed"].integer(),
-        metrics=value["metrics"].object(),
+        # null stands for what was not finite.
+        metrics={k: math.nan if v is None else v for k, v in value["metrics"].object().items()},
         seconds=seconds,
         from_scratch=from_scratch.flag() if from_scratch else True,
         environment=value["environment"].object(),

@@ -61,3 +61,11 @@ class WeightAverage:
         """Go on from the tensors of a checkpoint."""
         for name, tensor in tensors.items():
             self.tensors[name].copy_(tensor)
+
+
+@torch.no_grad()
+def put_average_(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put the averages of a checkpoint in the places of the weights, tied ones included."""
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        state[name].copy_(tensor)

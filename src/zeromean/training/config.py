@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from zeromean.objectives import linear_warmup
 
@@ -56,6 +58,18 @@ class TrainingConfig:
     """Seed of the batches' order and of all noise."""
 
     def __post_init__(self):
+        # numpy's numbers would make checkpoints that only pickle can read.
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (np.generic, np.ndarray)):
+                value = value.tolist()
+            if isinstance(value, (tuple, list)):
+                value = tuple(float(bound) for bound in value)
+            object.__setattr__(self, field.name, value)
+        for name in ("epochs", "batch_size", "seed"):
+            if getattr(self, name) != int(getattr(self, name)):
+                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)}.")
+            object.__setattr__(self, name, int(getattr(self, name)))
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
@@ -78,10 +92,10 @@ class TrainingConfig:
 
     def described(self) -> dict[str, Any]:
         """Fields by name; what came later only where it is set, so that older files stay good."""
-        fields = asdict(self)
+        described = asdict(self)
         if self.log_alpha_beta2 is None:
-            del fields["log_alpha_beta2"]
-        return fields
+            del described["log_alpha_beta2"]
+        return described
 
     def lr_factor(self, step: int, steps_per_epoch: int) -> float:
         """What the learning rates are multiplied with at a step, counted from 0."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from zeromean.training.average import put_average_
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
 from zeromean.training.config import TrainingConfig
 from zeromean.training.randomness import derived_seed, isolated
@@ -80,6 +81,8 @@ def fit(
 
     if len(train) == 0:
         raise ValueError("The training set is empty.")
+    if test is not None and len(test) == 0:
+        raise ValueError("The test set is empty; leave test= out, or give it images.")
     files = CheckpointFolder(Path(folder))
     files.create()
     description = _describe(model, train, config, augment)
@@ -92,7 +95,7 @@ def fit(
         files.write_metrics(state["history"])
         done = state["epoch"]
         if done >= config.epochs:
-            model.load_state_dict(state["model"] | (state.get("average") or {}))
+            put_average_(model, state.get("average") or {})
             return FitResult(model, state["history"], files.folder, done)
         _log.info("Resuming %s after epoch %d of %d.", files.folder, done, config.epochs)
 
@@ -177,9 +180,17 @@ def _loader(batches: _OrderedByEpoch) -> Any:
 
 
 def _run(trainer: pl.Trainer, module: pl.LightningModule, batches: Any, recorder: Recorder) -> None:
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(module, batches)
+    except SIGTERMException:
+        # Lightning would leave the interpreter as if nothing had happened.
+        print(
+            f"terminated; run again to go on after epoch {len(recorder.history)}", file=sys.stderr
+        )
+        raise SystemExit(128 + signal.SIGTERM) from None
     except SystemExit:
         if recorder.interrupt is None:
             raise
