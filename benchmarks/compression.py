@@ -3,9 +3,10 @@
 python benchmarks/compression.py --lenet-300-100 mlp.safetensors --lenet-5-caffe conv.safetensors
 python benchmarks/compression.py    with random masks at published sparsities
 
-The files are pruned networks that `zm.save` wrote. Without them, masks are drawn in which some
-units matter more than others, as training leaves them. A speed-up is the median of CPU time
-ratios over alternating pairs, as in `run.py`; "dense" is the same network in plain torch.
+The files are pruned networks that `zm.save` wrote, as `zeromean run compression` does. Without
+them, masks are drawn in which some units matter more than others, as training leaves them. A
+speed-up is the median of CPU time ratios over alternating pairs, as in `run.py`; "dense" is the
+same network in plain torch.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import zeromean as zm  # noqa: E402
 from zeromean import export, models  # noqa: E402
+from zeromean.experiments.sparse_lenet5 import relu_lenet5_caffe  # noqa: E402
 from zeromean.experiments.sparse_lstm import RowReader  # noqa: E402
 
 
@@ -51,7 +53,7 @@ SUBJECTS = {
     ),
     "lenet_5_caffe": Subject(
         "LeNet-5-Caffe",
-        models.lenet5_caffe,
+        relu_lenet5_caffe,
         {
             "conv1.weight": 0.67,
             "conv2.weight": 0.98,
@@ -96,10 +98,14 @@ class Row:
 
 
 def measure(
-    subject: Subject, dense: nn.Module, *, repeats: int = 31, budget: float = 6.0
+    subject: Subject,
+    dense: nn.Module,
+    compressed: nn.Module,
+    *,
+    repeats: int = 31,
+    budget: float = 6.0,
 ) -> list[Row]:
-    """The rows of one pruned network, given dense with zeros."""
-    compressed = zm.compress(dense)
+    """The rows of one pruned network: dense with zeros, and compressed."""
     sparsity = zm.sparsity(dense).total
     rows = [_exactly(subject, "weights, compression factor", sparsity.compression)]
     for batch, bounds in subject.batches.items():
@@ -195,13 +201,17 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows: list[Row] = []
+    reports: dict[str, str] = {}
     for name, subject in SUBJECTS.items():
-        network = pruned(subject, getattr(options, name))
-        rows += measure(subject, network, repeats=options.repeats)
+        dense = pruned(subject, getattr(options, name))
+        compressed = zm.compress(dense)
+        reports[name] = str(zm.compression_report(dense, compressed))
+        rows += measure(subject, dense, compressed, repeats=options.repeats)
     print(table(rows))
     if options.output:
         record = environment.describe("torch") | {
             "trained": [name for name in SUBJECTS if getattr(options, name) is not None],
+            "reports": reports,
             "rows": [{**asdict(row), "verdict": row.verdict} for row in rows],
         }
         environment.write(options.output, record)

@@ -42,6 +42,12 @@ HEADLINES = (
         "sparse LeNet-300-100, compression",
     ),
     ("sparse_lenet300", "sparse variational dropout: test error", "its test error"),
+    (
+        "sparse_lenet5",
+        "sparse variational dropout: weights over weights that are left",
+        "sparse LeNet-5-Caffe, compression",
+    ),
+    ("sparse_lenet5", "sparse variational dropout: test error", "its test error"),
     ("linear_synthetic", "RVR: test error", "RVM regression, 10 of 1,000 features relevant: error"),
 )
 FIRST_FIT = "variational dropout, first fit of a process"
@@ -59,6 +65,7 @@ def main() -> int:
         ("README.md", "speed", partial(tables, groups=MAIN_GROUPS)),
         ("docs/speed.md", "speed", partial(tables, groups=None)),
         ("docs/linear_models.md", "speed", linear_models),
+        ("docs/compression.md", "report", compression_report),
         ("docs/compression.md", "speed", compression),
     ]
     stale = []
@@ -136,6 +143,10 @@ def compression() -> str:
     ]
     note = f"{_circumstances(record)}. CPU time; median [inter-quartile range].\n"
     return "\n".join([note, _table(lines), ""])
+
+
+def compression_report() -> str:
+    return f"```\n{_record('compression')['reports']['lenet_300_100']}\n```\n"
 
 
 def _record(name: str) -> dict:

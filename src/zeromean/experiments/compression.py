@@ -54,25 +54,25 @@ CLAIMS = [
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    from zeromean.models import lenet5_caffe, lenet_300_100
+    from zeromean.models import lenet_300_100
 
     if config.size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got {config.size!r}.")
-    networks = {
-        lenet_300_100: (sparse_lenet300, (1, 32, 256)),
-        lenet5_caffe: (sparse_lenet5, (1, 64, 256)),
+    networks: dict[str, tuple[Any, Callable[..., nn.Module], tuple[int, ...]]] = {
+        "lenet_300_100": (sparse_lenet300, lenet_300_100, (1, 32, 256)),
+        "lenet5_caffe": (sparse_lenet5, sparse_lenet5.relu_lenet5_caffe, (1, 64, 256)),
     }
     results = {}
-    for architecture, (experiment, batches) in networks.items():
+    for name, (experiment, architecture, batches) in networks.items():
         sizes: dict[str, Any] = {"quick": experiment.QUICK, "smoke": experiment.SMOKE}
         settings = replace(sizes.get(config.size, experiment.Config()), seed=config.seed)
         train = shared_networks.grey_images(settings.data, "train", settings.train_size, log)
         test = shared_networks.grey_images(settings.data, "test", settings.test_size, log)
         trained = sparse_networks.train_sparse(architecture, settings, train, test, log)
         pruned = sparse_networks.pruned_copy(trained.model)
-        zm.save(pruned, log.folder / f"{architecture.__name__}.safetensors")
-        log.say(f"measuring {architecture.__name__}")
-        results[architecture.__name__] = _measure(pruned, test, batches, config.repeats, log.folder)
+        zm.save(pruned, log.folder / f"{name}.safetensors")
+        log.say(f"measuring {name}")
+        results[name] = _measure(pruned, test, batches, config.repeats, log.folder)
     return results
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 LAYERS = {
     "lenet_300_100": ("dense1", "dense2", "dense3"),
     "lenet5_caffe": ("conv1", "conv2", "dense1", "dense2"),
+    "relu_lenet5_caffe": ("conv1", "conv2", "dense1", "dense2"),
 }
 
 

@@ -24,9 +24,11 @@ NETWORKS = {
     ),
 }
 NOTES = (
-    "As in the paper only dense1 becomes a variance layer. After 24 passes, of the paper's 200, it "
-    "is not one altogether: its log α rises still, and so mean propagation, which falls by the "
-    "epoch, is right for more than a third of the images. Dropout is better than in the paper.",
+    "The network with four stochastic layers is the one that the authors published: BatchNorm "
+    "behind dense1 alone, biases elsewhere. As in the paper only dense1 becomes a variance layer, "
+    "whose means can be dropped, and its log α ends where theirs does. With BatchNorm behind every "
+    "layer, as in Table 1, it takes longer. We take 60 passes in place of the paper's 200, "
+    "with a higher rate for log α. Dropout is better than in the paper.",
 )
 
 
@@ -34,18 +36,16 @@ NOTES = (
 class Config(lenet.Settings):
     """Two networks."""
 
-    epochs: int = 100
+    epochs: int = 60
     """Passes over the training set. The paper has 200, with one rate for everything."""
-    lr: float = 4e-3
-    """Adam's learning rate, which falls linearly to zero."""
+    lr: float = 2e-3
+    """Adam's learning rate, which falls linearly to zero; also of the network with dropout."""
     log_alpha_lr: float = 0.03
     """The same for log α."""
     log_alpha_beta2: float = 0.95
     """Adam's β₂ for log α, with which it rises in fewer passes."""
     dropout_epochs: int = 30
     """Passes of the network with dropout."""
-    dropout_lr: float = 2e-3
-    """Its learning rate."""
 
 
 QUICK = Config(**lenet.QUICK, dropout_epochs=8)
@@ -93,7 +93,7 @@ CLAIMS = [
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    dropout = dataclasses.replace(config, epochs=config.dropout_epochs, lr=config.dropout_lr)
+    dropout = dataclasses.replace(config, epochs=config.dropout_epochs)
     network, variance = NETWORKS["dropout"], NETWORKS["variance"]
     results = {
         "dropout": lenet.train_and_measure("dropout", network, dropout, log),
