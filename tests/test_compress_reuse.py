@@ -101,14 +101,11 @@ def tied_embedding():
 
 
 @pytest.mark.parametrize("build", [weight_behind_batchnorm, tied_embedding])
-def test_weights_that_forward_reads_stay_what_they_were(build, tmp_path):
+def test_weights_that_forward_reads_stay_what_they_were(build):
     torch.manual_seed(0)
     model, x = build()
     compressed = zm.compress(model)
     assert_same_predictions(model, compressed, x)
-    model.requires_grad_(False)
-    for parameter in compressed.parameters():
-        assert torch.isfinite(parameter).all()
 
 
 def test_weights_that_an_untraceable_forward_reads_stay_what_they_were():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -13,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
-from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import PackedSequence
 
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import UnitNoise, UnitScale
 from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
+from zeromean.module_surgery import replace_modules_
 from zeromean.monte_carlo import as_arguments
-from zeromean.objectives import stochastic_layers, stochastic_modules
+from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import (
     Multiplicative,
     Posterior,
@@ -33,10 +32,6 @@ from zeromean.sampling import monte_carlo_modes
 from zeromean.stochastic import StochasticModule
 
 Predicate = Callable[[str, nn.Module], bool]
-
-
-# Attributes of every module, which are not containers of anybody's making.
-_TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -166,60 +161,6 @@ def recalibrate_batchnorm_(
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
     return count
-
-
-def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> None:
-    """Put other modules in the places of some, wherever they stand in the model."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in replacements:
-                setattr(parent, name, replacements[child])
-        # Also where a forward function finds them beside: in lists, tuples and dictionaries.
-        for name, value in list(vars(parent).items()):
-            if name not in _TORCHS_OWN and isinstance(value, (list, tuple, dict)):
-                replaced = _with_replaced(value, replacements)
-                if replaced is not value:
-                    setattr(parent, name, replaced)
-    # torch's fused transformer paths read the weights of their linear layers themselves.
-    changed = set(replacements.values())
-    fused = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
-    parents: list[Any] = [module for module in model.modules() if isinstance(module, fused)]
-    for parent in parents:
-        if stochastic_layers(parent) or changed & set(parent.modules()):
-            parent.activation_relu_or_gelu = 0
-            parent.use_nested_tensor = False
-
-
-def _with_replaced(value: Any, replacements: Mapping[Any, nn.Module]) -> Any:
-    """A container with other modules in place of some; itself where there are none."""
-    if isinstance(value, nn.Module):
-        return replacements.get(value, value)
-    if isinstance(value, dict):
-        items = {key: _with_replaced(item, replacements) for key, item in value.items()}
-        changed = any(items[key] is not item for key, item in value.items())
-        return type(value)(items) if changed and type(value) in (dict, OrderedDict) else value
-    if type(value) in (list, tuple):
-        members = [_with_replaced(item, replacements) for item in value]
-        changed = any(new is not old for new, old in zip(members, value, strict=True))
-        return type(value)(members) if changed else value
-    return value
-
-
-def copy_with_masks(model: nn.Module) -> nn.Module:
-    """A deep copy in which masks of torch.nn.utils.prune are zeros of the weights."""
-    # They leave masked weights behind that deepcopy refuses.
-    memo = {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and value.grad_fn is not None
-    }
-    model = copy.deepcopy(model, memo)
-    for module in model.modules():
-        for hook in list(module._forward_pre_hooks.values()):
-            if isinstance(hook, torch_prune.BasePruningMethod):
-                torch_prune.remove(module, hook._tensor_name)
-    return model
 
 
 def plain_layer(

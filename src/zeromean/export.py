@@ -28,7 +28,7 @@ from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.blueprint import build, describe
 from zeromean.compression.sizes import size_in_memory
 from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
-from zeromean.convert import replace_modules_
+from zeromean.module_surgery import replace_modules_
 from zeromean.objectives import stochastic_modules
 from zeromean.serialization import read_safetensors, write_safetensors
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.graph import has_hooks
-from zeromean.convert import copy_with_masks, replace_modules_
+from zeromean.module_surgery import copy_with_masks, replace_modules_
 
 
 def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:

@@ -215,6 +215,8 @@ def seeded(seed: int, model: nn.Module) -> Iterator[None]:
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
+        for kind in {t.device.type for t in tensors} & {"mps", "xpu"}:
+            getattr(torch, kind).manual_seed(seed)  # There is nothing that would restore these.
         yield
 
 

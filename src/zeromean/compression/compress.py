@@ -15,8 +15,9 @@ from zeromean.compression.analysis import analyse, graph_of
 from zeromean.compression.chains import choose_layers_, join_chains_, sparse_twin
 from zeromean.compression.graph import layer_of
 from zeromean.compression.removal import remove_units_
-from zeromean.convert import copy_with_masks, replace_modules_, to_deterministic
+from zeromean.convert import to_deterministic
 from zeromean.dropout import UnitNoise
+from zeromean.module_surgery import copy_with_masks, replace_modules_
 from zeromean.monte_carlo import Inputs, as_arguments
 from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Posterior
