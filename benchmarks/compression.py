@@ -3,10 +3,10 @@
 python benchmarks/compression.py --lenet-300-100 mlp.safetensors --lenet-5-caffe conv.safetensors
 python benchmarks/compression.py    with random masks at published sparsities
 
-The files are pruned networks that `zm.save` wrote, as `zeromean run compression` does. Without
-them, masks are drawn in which some units matter more than others, as training leaves them. A
-speed-up is the median of CPU time ratios over alternating pairs, as in `run.py`; "dense" is the
-same network in plain torch.
+The files are pruned networks that `zm.save` wrote, as `zeromean run compression` and `zeromean run
+sparse_lstm` do. Without them, masks are drawn in which some units matter more than others, as
+training leaves them. A speed-up is the median of CPU time ratios over alternating pairs, as in
+`run.py`; "dense" is the same network in plain torch.
 """
 
 import argparse

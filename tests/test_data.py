@@ -679,3 +679,16 @@ def test_real_files_load(name, split):
     assert len(loaded.labels.unique()) == loaded.num_classes
     if (name, split) in FIRST_LABELS:
         assert loaded.labels[:5].tolist() == FIRST_LABELS[name, split]
+
+
+def test_subsets_by_indices_and_by_masks():
+    digits = data.load("digits")
+    threes = digits.subset(digits.labels == 3)
+    assert len(threes) == (digits.labels == 3).sum()
+    assert (threes.labels == 3).all()
+    assert torch.equal(digits.subset([5, 2, 2]).labels, digits.labels[[5, 2, 2]])
+    assert len(digits.subset([])) == 0
+    with pytest.raises(ValueError, match="True or False for each of 1198 images"):
+        digits.subset(torch.ones(3, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"needs indices, got numbers of type torch\.float32"):
+        digits.subset(torch.ones(3))

@@ -9,7 +9,9 @@ import torch
 from rich.console import Console
 
 import zeromean as zm
+from zeromean.data.built_in import TOY_CENTRES
 from zeromean.demo import DemoResult, Sizes, digits, pictures, run_demo, toy
+from zeromean.models import toy_network
 
 TINY = Sizes(digits_epochs=3, toy_epochs=3, toy_points=50, toy_networks=1, draws=2, num_samples=5)
 
@@ -100,8 +102,8 @@ def test_separation_of_disjoint_and_of_equal_uncertainties():
 
 def test_spread_of_the_variance_neurons_is_that_of_the_layer():
     torch.manual_seed(0)
-    model = toy.build_network()
-    points = torch.tensor(toy.CENTRES)
+    model = toy_network()
+    points = torch.tensor(TOY_CENTRES)
     encoding = toy.encode(model, points, torch.arange(4))
     *deterministic, layer = model[0].children()
     hidden = torch.nn.Sequential(*deterministic)(points)

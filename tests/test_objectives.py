@@ -171,6 +171,12 @@ def test_parameter_groups_cover_every_parameter_once_and_spare_the_noise_from_de
     assert (by_name["log_alpha"]["lr"], by_name["weights"]["lr"]) == (1e-2, 1e-3)
     assert by_name["log_alpha"]["weight_decay"] == by_name["undecayed"]["weight_decay"] == 0
     torch.optim.AdamW(groups).step()
+    groups = zm.parameter_groups(model, lr=1e-3, weight_decay=0.1, scale_decay=0.2)
+    by_name = {group["name"]: group for group in groups}
+    assert [id(p) for p in by_name["scales"]["params"]] == [id(model[2].weight.scale)]
+    assert by_name["scales"]["weight_decay"] == 0.2
+    for optimizer in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        optimizer(groups).step()
 
 
 def test_log_alpha_betas_let_log_alpha_rise():
@@ -332,3 +338,12 @@ def test_clipping_leaves_alone_what_is_not_learned():
     zm.clip_log_alpha_(nn.Sequential(noise), high=0.0)
     assert torch.equal(noise.log_alpha, before)
     assert before.item() > 0
+
+
+def test_terms_that_are_no_single_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"kl must be one number, .* got a tensor of shape \(2,\)"):
+        zm.elbo_loss(torch.tensor(1.0), torch.ones(2), num_data=10)
+    with pytest.raises(ValueError, match=r"must have the shape \(objects, 3\), got \(5, 1\)"):
+        zm.GaussianLikelihood(3).nll(torch.zeros(5, 1), torch.zeros(5, 1))
+    with pytest.raises(ValueError, match="num_outputs must be at least 1, got 0"):
+        zm.GaussianLikelihood(0)

@@ -2,6 +2,7 @@ import copy
 import math
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -504,6 +505,17 @@ def test_half_precision_outputs_are_averaged_in_single_precision(x):
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(5), rtol=0, atol=5e-3)
 
 
+def test_softmax_of_half_precision_outputs_has_the_digits_of_single_precision(x):
+    model = nn.Linear(4, 3).bfloat16()
+    probabilities = zm.predict_proba(model, x.bfloat16(), 1)
+    wanted = model(x.bfloat16()).float().softmax(-1)
+    torch.testing.assert_close(probabilities, wanted, rtol=1e-6, atol=0)
+
+
+def test_numbers_of_samples_may_be_numpys(x):
+    assert len(zm.sample_outputs(network(), x, np.int64(5), chunk_size=np.int32(2))) == 5
+
+
 def test_masked_classes_are_allowed(x):
     class Masked(nn.Module):
         def __init__(self):
@@ -547,6 +559,50 @@ def test_one_network_has_one_weight_wherever_it_is_used(chunk_size):
     assert (outputs >= 0).all()  # squares
     assert (outputs.mean() - 1).abs() < 5 * outputs.std() / 4000**0.5
     assert outputs.unique().numel() > 3900
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        zm.LSTM(3, 4, posterior=zm.Additive),
+        zm.GRU(3, 4),
+        zm.LogNormalDropout(3),
+        zm.GaussianDropout(3),
+    ],
+)
+def test_one_network_has_the_same_gates_and_units_wherever_they_are_used(layer):
+    difference = nn.Sequential(layer)
+    outputs = (lambda x: layer(x)[0]) if isinstance(layer, (zm.LSTM, zm.GRU)) else layer
+    difference.forward = lambda x: outputs(x) - outputs(x)
+    x = torch.randn(5, 3)
+    assert not zm.sample_outputs(difference, x, 7, sampler=zm.weight).any()
+    difference.forward = outputs
+    first, second = zm.sample_outputs(difference, x, 2, sampler=zm.weight)
+    assert not torch.equal(first, second)
+
+
+def test_models_that_write_into_their_inputs_see_them_whole_in_every_sample(x):
+    head = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3))
+    before = x.clone()
+    outputs = zm.sample_outputs(head, x, 400, seed=0)
+    assert torch.equal(x, before)
+    plain = nn.Sequential(nn.Dropout(0.5), head[1])
+    wanted = zm.sample_outputs(plain, x, 400, seed=1)
+    spread = (outputs.var(0) / 400 + wanted.var(0) / 400).sqrt()
+    assert ((outputs.mean(0) - wanted.mean(0)).abs() < 5 * spread).all()
+
+    class Doubles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = zm.Linear(4, 3)
+
+        def forward(self, value):
+            return self.layer(value.mul_(2))
+
+    model = Doubles()
+    outputs = zm.sample_outputs(model, x, 6, seed=0, chunk_size=2)
+    assert torch.equal(x, before)
+    assert torch.equal(outputs, zm.sample_outputs(model.layer, 2 * x, 6, seed=0, chunk_size=2))
 
 
 def test_tied_layers_have_one_weight():

@@ -369,8 +369,9 @@ def test_deterministic_and_unsound_models_are_refused():
         zm.prune_(nn.Sequential(nn.Linear(3, 2)))
     model = additive(3, 2)
     model[0].weight.mean.data[0, 0] = math.nan
-    with pytest.raises(ValueError, match="0 has NaN among its parameters"):
-        zm.prune_(model)
+    for unit in ("weight", "neuron"):
+        with pytest.raises(ValueError, match="0 has NaN among its parameters"):
+            zm.prune_(model, unit=unit)
 
 
 def test_clipping_log_alpha_leaves_pruned_weights_alone():

@@ -235,3 +235,12 @@ def test_nothing_left_is_infinitely_smaller():
     result = zm.quantize_(model)
     assert result.compression == math.inf
     assert "inf× fewer" in str(result)
+
+
+def test_standard_deviations_that_are_not_finite_are_refused():
+    model = zm.Linear(3, 2, posterior=zm.Additive)
+    before = model.weight.mean.detach().clone()
+    model.weight.log_variance.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match="standard deviations that are not finite"):
+        zm.quantize_(model)
+    assert torch.equal(model.weight.mean, before)

@@ -137,6 +137,14 @@ def test_line_cut_short_by_a_kill_is_written_again(tmp_path):
     assert path.read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
 
 
+def test_line_that_differs_takes_the_place_of_the_earlier_one_alone(tmp_path):
+    log = RunLog(tmp_path, progress=False)
+    for value in (1, 2, 3):
+        log.metrics(a=value)
+    RunLog(tmp_path, progress=False).metrics(a=10)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 10}\n{"a": 2}\n{"a": 3}\n'
+
+
 def test_other_configuration_gets_another_folder(fake, place):
     folders = {
         runner.run_experiment("fake", config, place=place)[0]

@@ -389,6 +389,50 @@ def test_pruned_weights_stay_pruned_through_training_and_interruptions(tmp_path)
     assert_same_state(resumed.model, whole.model)
     loaded = fit(sparse_network(), blobs(), config, folder=folder)
     assert_same_state(loaded.model, whole.model)
+    # The model in hand, which has masks by now, is the same run.
+    assert_same_state(fit(loaded.model, blobs(), config, folder=folder).model, whole.model)
+
+
+def test_interrupted_pruning_goes_on_with_the_model_in_hand(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), zm.Linear(4, 3, posterior=partial(zm.Additive, log_variance=-2.0))
+    )
+    config = small_config(epochs=3, lr=0.1, prune_after_epochs=0)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, blobs(), config, folder=tmp_path, callbacks=[At(3, 1, interrupt)])
+    assert model[1].weight.mask is not None
+    assert fit(model, blobs(), config, folder=tmp_path).resumed_from == 2
+
+
+def test_pruning_without_anything_to_prune_is_refused_before_training(tmp_path):
+    model = nn.Sequential(nn.Flatten(), zm.Linear(4, 3))
+    with pytest.raises(ValueError, match="Nothing to prune by snr"):
+        fit(model, blobs(), small_config(prune_after_epochs=1), folder=tmp_path)
+    assert not (tmp_path / "checkpoint.ckpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.rand(60), "labels must be classes, one integer for each image, got torch.float32"),
+        (torch.arange(60), "Labels must be from 0 to 2, as num_classes says, got 0 to 59"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(tmp_path, labels, message):
+    data = ImageSet(blobs().images, labels, num_classes=3)
+    with pytest.raises(ValueError, match=message):
+        fit(small_network(), data, small_config(), folder=tmp_path)
+
+
+def test_scales_decay_apart_from_their_gradients(tmp_path):
+    """Every step takes lr · decay of them off: exactly so where there is no gradient."""
+    model = nn.Sequential(nn.Flatten(), zm.Linear(4, 3), nn.Linear(3, 3))
+    nn.init.zeros_(model[2].weight).requires_grad_(False)
+    before = model[1].weight.scale.detach().clone()
+    config = small_config(epochs=1, lr=0.1, scale_decay=0.5, decay="constant")
+    fit(model, blobs(), config, folder=tmp_path)
+    torch.testing.assert_close(model[1].weight.scale, before * (1 - 0.1 * 0.5) ** 3)
 
 
 def test_gradient_is_cut_to_its_norm(tmp_path):
@@ -526,6 +570,24 @@ def test_model_that_breaks_in_the_last_step_is_not_saved(tmp_path):
     assert torch.load(tmp_path / "checkpoint.ckpt", weights_only=True)["epoch"] == 1
 
 
+def test_recurrent_model_that_breaks_in_the_last_step_is_not_saved(tmp_path):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gates = zm.LSTM(2, 3, posterior=zm.Additive, batch_first=True)
+
+        def forward(self, images):
+            return self.gates(images.squeeze(1))[0][:, -1]
+
+    class Break(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            nn.init.constant_(pl_module.model.gates.weight_hh_l0.mean, float("nan"))
+
+    with pytest.raises(ValueError, match=r"layer gates \(weight_hh_l0.mean\) are not finite"):
+        fit(Last(), blobs(), small_config(), folder=tmp_path, callbacks=[Break()])
+    assert not (tmp_path / "checkpoint.ckpt").exists()
+
+
 def test_images_that_are_not_finite_are_named(tmp_path):
     data = blobs()
     data.images[5] = float("nan")
@@ -568,6 +630,34 @@ def test_module_trains_the_noise_of_a_regression_with_any_trainer(tmp_path):
     assert math.isfinite(module.averages.loss)
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's own
+def test_lightnings_own_checkpoints_hold_the_average(tmp_path):
+    from zeromean.training import ElboModule
+
+    def train(epochs, **resume):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        config = small_config(epochs=4, lr=0.1, average_epochs=1)
+        module = ElboModule(model, config, num_data=60, steps_per_epoch=3)
+        trainer = pl.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(module, Batches(blobs(), 20, seed=0, shuffle=False), **resume)
+        trainer.save_checkpoint(tmp_path / "lightning.ckpt")
+        return module.weight_average.tensors
+
+    whole = train(4)
+    train(2)
+    resumed = train(4, ckpt_path=tmp_path / "lightning.ckpt")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
 def test_run_is_silent_where_there_is_no_terminal(tmp_path, capfd):
     fit(small_network(), blobs(), small_config(), folder=tmp_path, progress=True)
     assert capfd.readouterr() == ("", "")
@@ -588,6 +678,11 @@ def test_progress_bar_shows_the_loss_on_a_terminal(tmp_path, capsys, monkeypatch
         ({"seed": -1}, "seed must not be negative, got -1"),
         ({"beta": -1.0}, r"beta must be at least 0, got -1\.0"),
         ({"clip_log_alpha": (1.0, 0.0)}, r"clip_log_alpha must be \(low, high\)"),
+        ({"clip_log_alpha": (0.0,)}, r"clip_log_alpha must be \(low, high\)"),
+        ({"clip_log_alpha": (0.0, 1.0, 2.0)}, r"clip_log_alpha must be \(low, high\)"),
+        ({"kl_warmup_epochs": float("nan")}, "kl_warmup_epochs must not be negative, got nan"),
+        ({"epochs": float("inf")}, "epochs must be a whole number, got inf"),
+        ({"scale_decay": -1.0}, r"scale_decay must be at least 0, got -1\.0"),
         ({"decay": "cosine"}, "decay must be one of linear, constant, got 'cosine'"),
     ],
 )

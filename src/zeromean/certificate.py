@@ -21,6 +21,9 @@ from zeromean.posteriors import Posterior, ZeroMean
 from zeromean.samplers import Sampler, flipout, local, moment_matched, weight
 from zeromean.sampling import monte_carlo_modes
 
+# Effective log α above which a layer counts as a variance layer.
+VARIANCE_LAYER = 3.0
+
 
 @dataclass(frozen=True)
 class LayerCertificate:
@@ -118,7 +121,8 @@ def _layers_to_zero(
 ) -> dict[str, StochasticLayer]:
     with_mean = {n: m for n, m in stochastic_layers(model).items() if m.weight.has_mean}
     if where is None:
-        chosen = {n: m for n, m in with_mean.items() if effective_log_alpha(m.weight) > 3}
+        log_alpha = {n: effective_log_alpha(m.weight) for n, m in with_mean.items()}
+        chosen = {n: m for n, m in with_mean.items() if log_alpha[n] > VARIANCE_LAYER}
     else:
         chosen = {n: m for n, m in with_mean.items() if where(n, m)}
     shared = _posteriors(chosen)
@@ -127,8 +131,8 @@ def _layers_to_zero(
         found = ", ".join(f"{n} {effective_log_alpha(m.weight):.1f}" for n, m in with_mean.items())
         raise ValueError(
             "zero_mean_ found no converged layer with means to drop (effective log α: "
-            f"{found or 'no stochastic layer has means'}; converged above 3); train on, or choose "
-            "with where=."
+            f"{found or 'no stochastic layer has means'}; converged above {VARIANCE_LAYER:g}); "
+            "train on, or choose with where=."
         )
     for name, layer in chosen.items():
         if layer.weight.noise is not normal:
@@ -171,6 +175,8 @@ def _look(
     if not tensors:
         raise ValueError("inputs must hold a tensor with the objects along dimension 0, got none.")
     num_objects = len(tensors[0])
+    if not num_objects:
+        raise ValueError("inputs must hold at least one object, got none.")
     totals = {name: torch.zeros(num_objects, dtype=torch.float64) for name in layers}
     views = {name: _View(total, calls=0) for name, total in totals.items()}
 

@@ -1,8 +1,8 @@
-"""The sampler of `zm.held_noise`: noise that has been drawn before, and stays."""
+"""Samplers whose noise stays: drawn before by `zm.held_noise`, or once in a prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,34 @@ class HeldNoise:
     ) -> Tensor:
         weight = posterior(self.noise_of(posterior, x))
         return op(x, weight, bias) if self.num_objects is None else op.each(x, weight, bias)
+
+
+class DrawnOnce(HeldNoise):
+    """Weights, and noise of units, that are drawn when they are first needed and then stay."""
+
+    def __init__(self):
+        super().__init__({}, None)
+        self._drawn: dict[nn.Module, Tensor] = {}
+
+    def forget(self) -> None:
+        """Draw anew from here on: another network."""
+        self._drawn.clear()
+
+    def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
+        return self._once(distribution, lambda: draw(distribution, None))
+
+    def one_weight(self, posterior: Posterior) -> Tensor:
+        return self._once(posterior, posterior.sample)
+
+    def __call__(
+        self, op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+    ) -> Tensor:
+        return op(x, self.one_weight(posterior), bias)
+
+    def _once(self, distribution: nn.Module, draw_it: Callable[[], Tensor]) -> Tensor:
+        if distribution not in self._drawn:
+            self._drawn[distribution] = draw_it()
+        return self._drawn[distribution]
 
 
 def draw(distribution: nn.Module, count: int | None) -> Tensor:

@@ -29,6 +29,8 @@ class GaussianLikelihood(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
+        if num_outputs < 1:
+            raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
         if not 0 < noise_variance < math.inf:
             raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
         log_variance = torch.full(
@@ -38,6 +40,12 @@ class GaussianLikelihood(nn.Module):
 
     def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the targets, given what the network puts out."""
+        num_outputs = len(self.log_noise_variance)
+        if num_outputs > 1 and outputs.shape[-1:] != (num_outputs,):
+            raise ValueError(
+                f"This likelihood has {num_outputs} noise variances, so outputs must have the "
+                f"shape (objects, {num_outputs}), got {tuple(outputs.shape)}."
+            )
         return outputs, self.log_noise_variance.expand_as(outputs)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:

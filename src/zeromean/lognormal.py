@@ -5,8 +5,9 @@ interval (Neklyudov, Molchanov, Ashukha & Vetrov, 2017). All of it is elementwis
 `location` and `log_scale` belong to the normal before it was cut to [low, high].
 
 Everything is computed in float64: units are few, and truncated normals live on differences of
-tail probabilities. Without the loss of a digit that matters, `location` may lie up to 10⁴ standard
-deviations outside the interval; farther out it counts as being there.
+tail probabilities. `location` may lie up to 10⁴ standard deviations outside the interval without
+the loss of a digit that matters in the values; of gradients five digits are left at 10³, one at
+10⁴. Farther out it counts as being there.
 """
 
 from __future__ import annotations

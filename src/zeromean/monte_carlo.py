@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from threading import RLock
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from zeromean.linear_maps import LinearMap
-from zeromean.objectives import stochastic_layers, stochastic_modules
-from zeromean.posteriors import Posterior
+from zeromean.held import DrawnOnce
+from zeromean.objectives import stochastic_modules
 from zeromean.recurrent import RecurrentLayer
 from zeromean.replay import Replay
 from zeromean.samplers import Sampler, auto, local, mean, moment_matched, weight
@@ -52,12 +52,14 @@ def draw_outputs(
     args, kwargs = as_arguments(inputs)
     _require_finite_inputs((*args, *kwargs.values()))
 
-    drawn: dict[Posterior, Tensor] = {}
+    drawn = DrawnOnce()
 
     def run() -> Tensor:
-        drawn.clear()  # A new network.
-        output = model(*args, **kwargs)
-        drawn.clear()
+        drawn.forget()  # A new network.
+        # A model may write into what it is given: every sample gets it as it was.
+        fresh_args, fresh_kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+        output = model(*fresh_args, **fresh_kwargs)
+        drawn.forget()
         output = output if select is None else select(output)
         if not isinstance(output, Tensor):
             raise TypeError(
@@ -81,7 +83,7 @@ def draw_outputs(
             stack.enter_context(seeded(seed, model))
         if chunk_size is None and not _draws_outputs(model):
             chunk_size = 1  # Samples that each have weights of their own gain nothing together.
-        stack.enter_context(_weights_drawn_once(model, drawn))
+        stack.enter_context(_one_network(model, drawn))
         first_size = chunk_size or _first_chunk_size(model, (*args, *kwargs.values()))
         if _must_loop(model):
             chunks = _looped(run, num_samples)
@@ -144,18 +146,12 @@ def _vectorized(
 
 
 @contextmanager
-def _weights_drawn_once(model: nn.Module, drawn: dict[Posterior, Tensor]) -> Iterator[None]:
-    """Where `zm.weight` draws, let layers that are called twice, or tied, have one weight."""
-
-    def draw(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
-        if posterior not in drawn:
-            drawn[posterior] = posterior.sample()
-        return op(x, drawn[posterior], bias)
-
-    layers = [layer for layer in stochastic_layers(model).values() if layer.sampler is weight]
+def _one_network(model: nn.Module, drawn: DrawnOnce) -> Iterator[None]:
+    """Where `zm.weight` draws, let what is called twice, or tied, be the same both times."""
+    layers = [layer for layer in stochastic_modules(model).values() if layer.sampler is weight]
     try:
         for layer in layers:
-            layer.sampler = draw
+            layer.sampler = drawn
         yield
     finally:
         for layer in layers:
@@ -230,7 +226,7 @@ def as_arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
 
 
 def _require_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}.")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")

@@ -16,7 +16,7 @@ from zeromean.stochastic import StochasticModule
 
 
 def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
-    """The stochastic layers of a model by name, shared ones once."""
+    """The layers with one random weight by name, shared ones once: not LSTM and GRU."""
     return {n: m for n, m in model.named_modules() if isinstance(m, StochasticLayer)}
 
 
@@ -63,6 +63,11 @@ def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0)
         raise ValueError(
             "nll_mean must be one number, averaged over the mini-batch, got a tensor of shape "
             f"{tuple(nll_mean.shape)}; use nll.mean()."
+        )
+    if isinstance(kl, Tensor) and kl.dim() > 0:
+        raise ValueError(
+            f"kl must be one number, summed over the model, got a tensor of shape "
+            f"{tuple(kl.shape)}; use zm.kl_divergence(model)."
         )
     if not 0 < num_data < math.inf:
         raise ValueError(
@@ -114,12 +119,13 @@ def parameter_groups(
     log_alpha_lr: float | None = None,
     log_alpha_betas: tuple[float, float] | None = None,
     weight_decay: float = 0.0,
+    scale_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimizer.
 
     Weight decay goes to deterministic weights and posterior means with two or more dimensions;
-    never to log α, log-variances and scales, whose prior is the KL term (decay would pull α
-    towards 1), nor to biases and norm parameters.
+    never to log α and log-variances, whose prior is the KL term (decay would pull α towards 1), nor
+    to biases and norm parameters.
 
     Args:
         lr: Learning rate.
@@ -131,6 +137,11 @@ def parameter_groups(
             about 1 in 2,000 steps, whatever its rate; (0.9, 0.95) lets it go. Default: the
             optimizer's.
         weight_decay: Decay of the first group.
+        scale_decay: Decay of the scales of variance layers, decoupled from the gradients as in
+            AdamW. In front of a normalization only the ratios of scales matter, so it does not
+            change what is best. But noise in the gradients makes all scales grow, which dilutes
+            the differences between their variances, and makes steps ever smaller beside them;
+            with decay, old noise is forgotten.
     """
     logarithms, scales = set(), set()
     for module in model.modules():
@@ -143,6 +154,12 @@ def parameter_groups(
     groups: dict[str, dict[str, Any]] = {
         "weights": {"params": [], "lr": lr, "weight_decay": weight_decay},
         "undecayed": {"params": [], "lr": lr, "weight_decay": 0.0},
+        "scales": {
+            "params": [],
+            "lr": lr,
+            "weight_decay": scale_decay,
+            "decoupled_weight_decay": True,
+        },
         "log_alpha": {
             "params": [],
             "lr": lr if log_alpha_lr is None else log_alpha_lr,
@@ -156,6 +173,8 @@ def parameter_groups(
             continue
         if parameter in logarithms:
             name = "log_alpha"
+        elif parameter in scales and scale_decay:
+            name = "scales"
         else:
             name = "undecayed" if parameter in scales or parameter.dim() < 2 else "weights"
         groups[name]["params"].append(parameter)

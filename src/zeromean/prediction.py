@@ -286,7 +286,9 @@ def _softmax(logits: Tensor, dim: int) -> Tensor:
             f"The model must put out logits with at least 2 classes in dimension {dim}, got "
             f"outputs of shape {tuple(logits.shape[1:])}; set dim=, or add the other class."
         )
-    return logits.softmax(_sample_dim(dim))
+    # Half precision has too few digits for probabilities.
+    half = logits.dtype in (torch.float16, torch.bfloat16)
+    return logits.softmax(_sample_dim(dim), dtype=torch.float32 if half else None)
 
 
 def _entropy(probabilities: Tensor, dim: int) -> Tensor:

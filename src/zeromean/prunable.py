@@ -63,8 +63,8 @@ class PrunableWeights:
         noise, signal = (
             by_neuron(t.double(), self.posterior).sum(1) for t in (variance, mean.square())
         )
-        # A neuron that is pruned already, 0 / 0, has no signal.
-        return torch.where(signal > 0, noise / signal, math.inf).log()
+        # A neuron that is pruned already, 0 / 0, has no signal; NaN stays NaN, and is refused.
+        return torch.where(signal == 0, math.inf, noise / signal).log()
 
     def _minus_variance(self) -> Tensor:
         _, variance = self.posterior.moments()

@@ -103,6 +103,11 @@ def prune_(
     return Pruning(pruned, emptied, left)
 
 
+def require_prunable(model: nn.Module) -> None:
+    """Refuse a model that `prune_(model)` would refuse."""
+    _select(model, "snr", "layer", "weight", None, None)
+
+
 def _check(by: str, threshold: float | None, sparsity: float | None, scope: str, unit: str) -> None:
     _choice("by", by, "snr", "variance")
     _choice("scope", scope, "layer", "global")

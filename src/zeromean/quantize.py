@@ -106,7 +106,8 @@ def quantize_(
     """Round the means of the weights to as few bits as their posteriors allow, in place.
 
     Every group of weights gets a scale and a symmetric grid of 2^bits − 1 values (±scale for one
-    bit). The noise stays as it is; predict with means (`zm.sampling(model, zm.mean)`), or make the
+    bit). Variances stay as they are, but for Multiplicative posteriors, where they follow the
+    means; predict with means (`zm.sampling(model, zm.mean)`), or make the
     network plain with `zm.compress` or `zm.to_deterministic`, which keep the rounded values. Prune
     first: pruned weights cost nothing but their positions.
 
@@ -156,10 +157,11 @@ def _quantize_weight_(
     with torch.no_grad():
         mean, scale = posterior.mean_and_scale()
         assert mean is not None
-        if not mean.isfinite().all():
-            raise ValueError(
-                f"{name} has means that are not finite; go back to a sound checkpoint."
-            )
+        for what, values in (("means", mean), ("standard deviations", scale)):
+            if not values.isfinite().all():
+                raise ValueError(
+                    f"{name} has {what} that are not finite; go back to a sound checkpoint."
+                )
         mask = _random(posterior)
         by_neurons = per == "neuron"
         keep, means, scales = (_groups(t, posterior, by_neurons) for t in (mask, mean, scale))

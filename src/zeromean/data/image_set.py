@@ -38,8 +38,18 @@ class ImageSet:
         return ImageSet(self.images.to(device), self.labels.to(device), self.num_classes)
 
     def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
-        """A copy of the images with these indices, in this order."""
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
+        """A copy of the images with these indices, in this order; or of those that are True."""
+        index = torch.as_tensor(indices, device=self.labels.device)
+        if index.dtype == torch.bool:
+            if index.shape != self.labels.shape:
+                raise ValueError(
+                    f"subset needs True or False for each of {len(self)} images, got a tensor of "
+                    f"shape {tuple(index.shape)}."
+                )
+            index = index.nonzero().flatten()
+        elif index.is_floating_point() and len(index):
+            raise TypeError(f"subset needs indices, got numbers of type {index.dtype}.")
+        index = index.long()
         return ImageSet(
             self.images.index_select(0, index), self.labels.index_select(0, index), self.num_classes
         )

@@ -16,8 +16,10 @@ from rich.table import Table
 from torch import nn
 
 import zeromean as zm
+from zeromean.data import toy_points
 from zeromean.demo import digits, pictures, toy
 from zeromean.demo.training import train
+from zeromean.models import toy_network
 from zeromean.prediction import PredictiveUncertainty
 
 
@@ -82,7 +84,7 @@ def run_demo(
             name: zm.predictive_uncertainty(networks["variance"], kind, sizes.num_samples)
             for name, kind in images.items()
         }
-        encodings = [toy.encode(model, *toy.draw_points(sizes.toy_points)) for model in toys]
+        encodings = [toy.encode(model, *toy_points(sizes.toy_points)) for model in toys]
 
     figures = {
         "accuracy.png": pictures.draw_accuracy(accuracies),
@@ -116,8 +118,8 @@ def _train_digits(
 
 def _train_toy(seed: int, sizes: Sizes, progress: Progress) -> nn.Sequential:
     torch.manual_seed(seed)
-    model = toy.build_network()
-    points, labels = toy.draw_points(sizes.toy_points)
+    model = toy_network()
+    points, labels = toy_points(sizes.toy_points)
     train(
         model,
         points,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import zeromean as zm
+from zeromean.data.built_in import load_digits
 
 KINDS = ("deterministic", "dropout", "variance")
 
@@ -26,13 +25,8 @@ class Digits(NamedTuple):
 
 def load() -> Digits:
     """The same stratified split whatever the seed, so that runs compare."""
-    pixels, labels = load_digits(return_X_y=True)
-    images = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8)
-    labels = torch.tensor(labels)
-    train, test = train_test_split(
-        torch.arange(len(labels)), test_size=1 / 3, stratify=labels, random_state=0
-    )
-    return Digits(images[train], labels[train], images[test], labels[test])
+    train, test = load_digits("train"), load_digits("test")
+    return Digits(train.images, train.labels, test.images, test.labels)
 
 
 def build_network(kind: str) -> nn.Sequential:

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from zeromean.data.built_in import TOY_CENTRES
 from zeromean.demo.digits import Accuracies, separation
-from zeromean.demo.toy import CENTRES, Encoding
+from zeromean.demo.toy import Encoding
 from zeromean.prediction import PredictiveUncertainty
 
 # Colours that colour-blind readers tell apart (Okabe and Ito).
@@ -148,7 +149,7 @@ def _draw_activations(panel: Axes, encoding: Encoding) -> None:
 
 
 def _draw_std(panel: Axes, encoding: Encoding) -> None:
-    for c, (colour, (x, y)) in enumerate(zip(CLASS_COLOURS, CENTRES, strict=True)):
+    for c, (colour, (x, y)) in enumerate(zip(CLASS_COLOURS, TOY_CENTRES, strict=True)):
         name = f"class at ({x:.0f}, {y:.0f})"
         panel.plot(
             encoding.std[c].numpy(), "o-", color=colour, markersize=10, linewidth=2, label=name

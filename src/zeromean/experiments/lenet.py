@@ -108,7 +108,7 @@ class Network:
 
         posterior = partial(POSTERIORS[self.posterior], noise=NOISES[self.noise])
         prior = PRIORS[self.prior]
-        sampler = SAMPLERS.get(self.sampler, "default")
+        sampler = "default" if self.sampler == "default" else SAMPLERS[self.sampler]
         make: dict[str, Any] = {
             name: partial(
                 zm.Conv2d if name.startswith("conv") else zm.Linear,
@@ -143,13 +143,12 @@ def train(
     network: Network,
     settings: Settings,
     log: RunLog,
-    *,
-    log_alpha_beta2: float | None = None,
+    **options: Any,
 ) -> Trained:
     """Train a LeNet-5, or load it where it has been trained.
 
     Args:
-        log_alpha_beta2: As in `TrainingConfig`.
+        options: More of `TrainingConfig`, which makes another network of it.
     """
     from zeromean.training import TrainingConfig
 
@@ -163,14 +162,12 @@ def train(
         batch_size=settings.batch_size,
         lr=settings.lr,
         log_alpha_lr=settings.log_alpha_lr,
-        log_alpha_beta2=log_alpha_beta2,
         seed=settings.seed,
+        **options,
     )
     # Not the fields that an experiment adds, nor how it evaluates: the network is the same.
     names = {field.name for field in dataclasses.fields(Settings)} - {"num_samples", "seed"}
-    training = {name: getattr(settings, name) for name in sorted(names)}
-    if log_alpha_beta2 is not None:
-        training["log_alpha_beta2"] = log_alpha_beta2
+    training = {name: getattr(settings, name) for name in sorted(names)} | options
     identity = {"network": dataclasses.asdict(network), "settings": training}
     look_on = partial(look, data["test"])
     result = shared_networks.train(

@@ -48,12 +48,17 @@ class Config:
     """At most so many of them for the VGG-like networks."""
     fc_epochs: int = 150
     """Epochs of each fully connected network."""
-    vgg_epochs: int = 200
-    """Epochs of each VGG-like network."""
+    vgg_epochs: int = 50
+    """Epochs of the VGG-like network with sparse variational dropout."""
+    vgg_dropout_epochs: int = 300
+    """Epochs of the one with binary dropout, which learns by heart slowly: it is narrow, and most
+    of its layers are noisy."""
     width: float = 0.25
     """Width of the VGG-like network, in parts of the original."""
     batch_size: int = 100
-    """Images in a mini-batch."""
+    """Images in a mini-batch of the fully connected networks."""
+    vgg_batch_size: int = 25
+    """The same for the VGG-like ones."""
     lr: float = 1e-3
     """Adam's learning rate, which falls linearly to zero."""
     data: str = ""
@@ -63,7 +68,15 @@ class Config:
 
 
 QUICK = Config(networks=("fc",), train_size=1000, fc_epochs=100)
-SMOKE = Config(train_size=100, fc_epochs=3, vgg_epochs=2, width=0.05, batch_size=20, data="digits")
+SMOKE = Config(
+    train_size=100,
+    fc_epochs=3,
+    vgg_epochs=2,
+    vgg_dropout_epochs=3,
+    width=0.05,
+    batch_size=20,
+    data="digits",
+)
 CLAIMS = [
     claim
     for network, name in (("fc", "fully connected, MNIST"), ("vgg", "VGG-like, CIFAR-10"))
@@ -126,14 +139,17 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     kinds = {"sparse": "sparse variational dropout", "dropout": "binary dropout"}
     drawn = []
     for network, results in metrics[0].items():
-        epochs = list(range(1, len(results["sparse"]["accuracy_by_epoch"]) + 1))
         drawn += [
             figure(
                 f"{network}: {label}",
                 "epoch",
                 f"{label}, %",
                 [
-                    over_seeds(name, epochs, [m[network][kind][f"{key}_by_epoch"] for m in metrics])
+                    over_seeds(
+                        name,
+                        list(range(1, len(results[kind][f"{key}_by_epoch"]) + 1)),
+                        [m[network][kind][f"{key}_by_epoch"] for m in metrics],
+                    )
                     for kind, name in kinds.items()
                 ],
             )
@@ -152,9 +168,10 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _train(network: str, kind: str, config: Config, data: ImageSet, log: RunLog) -> Any:
     from zeromean.training import TrainingConfig
 
+    vgg_epochs = {"sparse": config.vgg_epochs, "dropout": config.vgg_dropout_epochs}
     settings = TrainingConfig(
-        epochs=config.fc_epochs if network == "fc" else config.vgg_epochs,
-        batch_size=config.batch_size,
+        epochs=config.fc_epochs if network == "fc" else vgg_epochs[kind],
+        batch_size=config.batch_size if network == "fc" else config.vgg_batch_size,
         lr=config.lr,
         log_alpha_lr=10 * config.lr,
         kl_warmup_epochs=1 if kind == "sparse" else 0,

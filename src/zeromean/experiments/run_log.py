@@ -67,7 +67,7 @@ class RunLog:
         if said_before == [line]:
             return
         if said_before:
-            self._lines = [*self._lines[: self._said - 1], line]
+            self._lines[self._said - 1] = line
             replace_text(path, "".join(self._lines))
         else:
             self._lines.append(line)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from torch import nn
 
 from zeromean.experiments import runner
@@ -42,7 +43,9 @@ def train(
 
     folder = log.models / runner.digest_of(identity) / f"seed-{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(folder.name + ".lock")):
+    lock = FileLock(folder.with_name(folder.name + ".lock"))
+    waiting = f"{name}: another process trains it in {folder}; waiting for that one"
+    with _acquired(lock, partial(log.say, waiting)):
         write_json(folder.parent / "network.json", identity)
         log.say(f"{name}: {config.epochs} epochs in {folder}")
         with torch.random.fork_rng(devices=[]):
@@ -62,6 +65,14 @@ def train(
         log.metrics(network=name, **row)
     model.eval()
     return result
+
+
+def _acquired(lock: FileLock, say_that_it_waits: Callable[[], None]) -> AcquireReturnProxy:
+    try:
+        return lock.acquire(blocking=False)
+    except Timeout:
+        say_that_it_waits()
+        return lock.acquire()
 
 
 def grey_images(name: str, split: str, size: int, log: RunLog) -> ImageSet:

@@ -84,6 +84,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     dense = _train("dense", partial(RowReader, config.hidden_size), config, train, test, log)
     sparse = _train("sparse", partial(_stochastic, dense.model, config), config, train, test, log)
     pruned = sparse_networks.pruned_copy(sparse.model)
+    zm.save(pruned, log.folder / "pruned.safetensors")
     left = zm.sparsity(pruned)
     accuracy = {
         "dense": 100 - sparse_networks.error(dense.model, test),

@@ -213,6 +213,8 @@ def train_sparse(
         dense = train_dense(architecture, config, train, log).model
         _copy_means_(start, dense)
         identity["pretrained"] = config.dense_epochs
+        if config.dense_lr != Settings.dense_lr:  # Networks of the default rate keep their names.
+            identity["dense_lr"] = config.dense_lr
     result = _train(
         architecture,
         "sparse",

@@ -50,12 +50,14 @@ class Config(lenet.Settings):
 
     epochs: int = 100
     """Passes over the training set with two variance layers; the paper has 200."""
-    dense_epochs: int = 40
-    """At most so many where dense1 is the only variance layer."""
+    dense_epochs: int = 60
+    """At most so many where dense1 is the only variance layer; the paper has 200."""
     short_epochs: int = 30
     """At most so many where dense1 is none: those networks learn faster."""
     lr: float = 5e-3
     """Adam's learning rate, which falls linearly to zero; the paper has 1e-3."""
+    scale_decay: float = 0.2
+    """Decay of the scales where dense1 is a variance layer; the paper has none."""
     strict_epochs: int = 15
     """At most so many for the networks without a shift, which have little to learn."""
     strict_lr: float = 1e-3
@@ -115,8 +117,10 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
             return dataclasses.replace(strict, lr=config.strict_lr)
         return lenet.at_most(config, epochs[name])
 
+    decay = {"dense1": {"scale_decay": config.scale_decay}}
+    decay["both"] = decay["dense1"]
     return {
-        name: lenet.train_and_measure(name, network, settings(name), log)
+        name: lenet.train_and_measure(name, network, settings(name), log, **decay.get(name, {}))
         for name, network in networks.items()
     }
 

@@ -89,7 +89,10 @@ class Record:
 def read_records(folder: Path) -> dict[str, Record]:
     """The record of every `*.json` file in a folder, by name."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder of records (one JSON file an experiment).")
+        raise ValueError(
+            f"{folder} is not a folder of records (one JSON file an experiment). `zeromean run "
+            "NAME` computes them, `zeromean report --collect` makes records of finished runs."
+        )
     records: dict[str, Record] = {}
     for path in sorted(folder.glob("*.json")):
         if path.name.startswith("."):  # a temporary file of whoever writes records

@@ -29,6 +29,8 @@ class TrainingConfig:
     """Adam's β₂ for the same; see `zm.parameter_groups`. By default 0.999, as for everything."""
     weight_decay: float = 0.0
     """L2 penalty on deterministic weights and posterior means."""
+    scale_decay: float = 0.0
+    """Decoupled weight decay of the scales of variance layers; see `zm.parameter_groups`."""
     kl_warmup_epochs: int = 0
     """Epochs over which the weight of the KL term rises linearly from 0 to `beta`."""
     beta: float = 1.0
@@ -67,24 +69,26 @@ class TrainingConfig:
                 value = tuple(float(bound) for bound in value)
             object.__setattr__(self, field.name, value)
         for name in ("epochs", "batch_size", "seed"):
-            if getattr(self, name) != int(getattr(self, name)):
+            if not float(getattr(self, name)).is_integer():
                 raise ValueError(f"{name} must be a whole number, got {getattr(self, name)}.")
             object.__setattr__(self, name, int(getattr(self, name)))
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("kl_warmup_epochs", "prune_after_epochs", "seed"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must not be negative, got {value}.")
         for name in ("lr", "log_alpha_lr", "adam_eps", "average_epochs", "clip_gradient"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value}.")
-        for name in ("weight_decay", "beta"):
+        for name in ("weight_decay", "scale_decay", "beta"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        if self.clip_log_alpha is not None and not self.clip_log_alpha[0] <= self.clip_log_alpha[1]:
-            raise ValueError(f"clip_log_alpha must be (low, high), got {self.clip_log_alpha}.")
+        bounds = self.clip_log_alpha
+        if bounds is not None and not (len(bounds) == 2 and bounds[0] <= bounds[1]):
+            raise ValueError(f"clip_log_alpha must be (low, high), got {bounds}.")
         if self.log_alpha_beta2 is not None and not 0 <= self.log_alpha_beta2 < 1:
             raise ValueError(f"log_alpha_beta2 must be in [0, 1), got {self.log_alpha_beta2}.")
         if self.decay not in DECAYS:
@@ -93,8 +97,9 @@ class TrainingConfig:
     def described(self) -> dict[str, Any]:
         """Fields by name; what came later only where it is set, so that older files stay good."""
         described = asdict(self)
-        if self.log_alpha_beta2 is None:
-            del described["log_alpha_beta2"]
+        for name, unset in (("log_alpha_beta2", None), ("scale_decay", 0.0)):
+            if described[name] == unset:
+                del described[name]
         return described
 
     def lr_factor(self, step: int, steps_per_epoch: int) -> float:

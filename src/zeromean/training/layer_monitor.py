@@ -10,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean.certificate import effective_log_alpha
-from zeromean.layers import StochasticLayer
+from zeromean.certificate import VARIANCE_LAYER, effective_log_alpha
 from zeromean.objectives import kl_by_layer, stochastic_layers
 from zeromean.posteriors import Posterior
-
-# Effective log α above which a layer counts as a variance layer, as in `zm.zero_mean_`.
-VARIANCE_LAYER = 3.0
+from zeromean.stochastic import StochasticModule
 
 
 def layer_metrics(model: nn.Module) -> dict[str, float]:
@@ -50,7 +47,7 @@ def not_finite_parameters(model: nn.Module) -> dict[str, list[str]]:
     for name, module in model.named_modules():
         if isinstance(module, Posterior):
             continue  # Its parameters belong to the layer around it.
-        recurse = isinstance(module, StochasticLayer)
+        recurse = isinstance(module, StochasticModule)
         bad = [n for n, p in module.named_parameters(recurse=recurse) if not p.isfinite().all()]
         if bad:
             found[name] = bad

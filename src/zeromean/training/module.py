@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zeromean.objectives import clip_log_alpha_, elbo_loss, kl_divergence, parameter_groups
-from zeromean.prune import prune_
+from zeromean.prune import prune_, require_prunable
 from zeromean.training.average import WeightAverage
 from zeromean.training.config import TrainingConfig
 from zeromean.training.layer_monitor import why_not_finite
@@ -56,6 +56,8 @@ class ElboModule(pl.LightningModule):
         self.steps_per_epoch = steps_per_epoch
         self.likelihood = likelihood
         self.averages = EpochAverages()
+        if config.prune_after_epochs is not None:
+            require_prunable(model)
         self.weight_average: WeightAverage | None = None
         if config.average_epochs is not None:
             self.weight_average = WeightAverage(model, config.average_epochs * steps_per_epoch)
@@ -72,6 +74,7 @@ class ElboModule(pl.LightningModule):
             log_alpha_lr=config.log_alpha_lr,
             log_alpha_betas=None if beta2 is None else (0.9, beta2),
             weight_decay=config.weight_decay,
+            scale_decay=config.scale_decay,
         )
         eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
         optimizer = torch.optim.Adam(groups, eps=eps, fused=True)
@@ -118,6 +121,14 @@ class ElboModule(pl.LightningModule):
             clip_log_alpha_(self.model, low=low, high=high)
         if self.weight_average is not None:
             self.weight_average.update(self.current_epoch * self.steps_per_epoch + batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.weight_average is not None:
+            checkpoint["weight_average"] = self.weight_average.tensors
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.weight_average is not None:
+            self.weight_average.load(checkpoint["weight_average"])
 
     @contextmanager
     def to_be_judged(self) -> Iterator[nn.Module]:

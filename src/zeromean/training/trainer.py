@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from zeromean.posteriors import Posterior
 from zeromean.training.average import put_average_
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
 from zeromean.training.config import TrainingConfig
@@ -83,6 +84,9 @@ def fit(
         raise ValueError("The training set is empty.")
     if test is not None and len(test) == 0:
         raise ValueError("The test set is empty; leave test= out, or give it images.")
+    for data in (train, test):
+        if data is not None:
+            _require_classes(data)
     files = CheckpointFolder(Path(folder))
     files.create()
     description = _describe(model, train, config, augment)
@@ -119,6 +123,22 @@ def require_lightning() -> None:
     if missing:
         raise ImportError(
             f"Training needs {' and '.join(missing)}; run: pip install 'zeromean[experiments]'"
+        )
+
+
+def _require_classes(data: ImageSet) -> None:
+    labels = data.labels
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise ValueError(
+            "fit trains classifiers: labels must be classes, one integer for each image, got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}; zeromean.training.ElboModule takes "
+            "another likelihood."
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= data.num_classes:
+        raise ValueError(
+            f"Labels must be from 0 to {data.num_classes - 1}, as num_classes says, got {low} to "
+            f"{high}."
         )
 
 
@@ -218,9 +238,16 @@ def _describe(
 ) -> dict[str, Any]:
     """What has to be the same for a run to be resumed."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    text = repr(model)
+    if config.prune_after_epochs is not None:
+        # Masks come in the course of the run, and a model in hand may have them when it is resumed.
+        for name, module in model.named_modules():
+            if isinstance(module, Posterior):
+                shapes.pop(f"{name}.mask" if name else "mask", None)
+        text = re.sub(r", pruned|, \d+ left", "", text)
     return {
         "config": config.described(),
-        "model": _without_addresses(f"{model!r} {shapes}"),
+        "model": _without_addresses(f"{text} {shapes}"),
         "augment": _without_addresses(repr(augment)),
         "data": f"{len(train)} images, checksum {_checksum(train.images, train.labels)}",
     }
