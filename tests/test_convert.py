@@ -673,3 +673,15 @@ def test_recalibration_takes_several_inputs(form):
     model = Sum()
     assert zm.recalibrate_batchnorm_(model, [batch]) == 1
     torch.testing.assert_close(model.norm.running_mean, (x + z).mean(0))
+
+
+def test_gates_are_additive_unless_another_posterior_is_asked_for():
+    model = nn.Sequential(nn.LSTM(3, 4), nn.Linear(4, 2))
+    weight = model[0].weight_hh_l0.detach().clone()
+    zm.make_stochastic_(model)
+    assert isinstance(model[0].weight_hh_l0, zm.Additive)
+    assert torch.equal(model[0].weight_hh_l0.mean, weight)
+    assert isinstance(model[1].weight, zm.ZeroMean)
+    model = nn.Sequential(nn.GRU(3, 4))
+    zm.make_stochastic_(model, posterior=zm.ZeroMean)
+    assert isinstance(model[0].weight_hh_l0, zm.ZeroMean)

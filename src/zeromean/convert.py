@@ -21,6 +21,7 @@ from zeromean.module_surgery import replace_modules_
 from zeromean.monte_carlo import as_arguments
 from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import (
+    Additive,
     Multiplicative,
     Posterior,
     PosteriorFactory,
@@ -54,7 +55,7 @@ class Conversion:
 def make_stochastic_(
     model: nn.Module,
     *,
-    posterior: PosteriorFactory = ZeroMean,
+    posterior: PosteriorFactory | None = None,
     prior: PriorChoice = "default",
     sampler: SamplerChoice = "default",
     where: Predicate | None = None,
@@ -68,7 +69,8 @@ def make_stochastic_(
     draw their weights once for a sequence, whatever the sampler.
 
     Args:
-        posterior: What q(W) becomes: a class, or a `functools.partial` of one.
+        posterior: What q(W) becomes: a class, or a `functools.partial` of one. Default: ZeroMean,
+            and Additive for LSTM and GRU, as zero-mean gates do not learn.
         prior: Prior of every converted layer.
         sampler: Sampler of every converted layer.
         where: Predicate of name and module that selects the layers. Default: all that have a twin.
@@ -85,10 +87,12 @@ def make_stochastic_(
     posteriors: dict[Any, Posterior] = {}
     for name, module in selected.items():
         if isinstance(module, nn.RNNBase):
-            twins[module] = recurrent_twin(module, posterior, prior, posteriors)
+            twins[module] = recurrent_twin(module, posterior or Additive, prior, posteriors)
             continue
         tied = posteriors.get(module.weight)
-        twin = twins[module] = stochastic_twin(name, module, posterior, prior, sampler, tied)
+        twins[module] = twin = stochastic_twin(
+            name, module, posterior or ZeroMean, prior, sampler, tied
+        )
         posteriors[module.weight] = twin.weight
     replace_modules_(model, twins)
     return Conversion(list(selected), left)

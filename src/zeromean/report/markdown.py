@@ -26,9 +26,9 @@ def to_markdown(sections: list[Section], figures: str) -> str:
 def _section(part: Section) -> str:
     shown = part.groups[0]
     rows = [
-        ("claim", "paper", "ours", "verdict"),
-        ("---", "---", "---", "---"),
-        *((row.label, row.paper, row.ours, row.verdict) for row in part.rows),
+        ("claim", "paper", "ours", "confirmed if", "verdict"),
+        ("---", "---", "---", "---", "---"),
+        *((row.label, row.paper, row.ours, row.rule, row.verdict) for row in part.rows),
     ]
     table = "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
     seeds = f"seeds {shown.seeds}" if shown.num_runs > 1 else f"one seed, {shown.seeds}"
