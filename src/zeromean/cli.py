@@ -251,7 +251,7 @@ def _parse(arguments: list[str]) -> Command:
         prog="zeromean",
         description="Networks whose weights are random. `zeromean --version` prints the version.",
         args=arguments,
-        config=(tyro.conf.PositionalRequiredArgs,),
+        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff),
     )
 
 
@@ -304,8 +304,9 @@ def _print_metrics(name: str, folders: Sequence[Path]) -> None:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)}."
+    bare = {each.strip("-"): each for each in names}  # All options begin alike.
+    nearest = difflib.get_close_matches(name.strip("-"), bare, n=1, cutoff=0.4)
+    return f"did you mean {bare[nearest[0]]}?" if nearest else f"there are {', '.join(names)}."
 
 
 def _require_writable(folder: Path) -> None:

@@ -68,6 +68,12 @@ class Settings:
     seed: int = 0
     """Seed of the initialization, the batches and the noise."""
 
+    def __post_init__(self) -> None:
+        # Here, not where it is used: that may be hours later.
+        for name in ("epochs", "batch_size", "train_size", "test_size", "num_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
