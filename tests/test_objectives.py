@@ -174,7 +174,8 @@ def test_parameter_groups_cover_every_parameter_once_and_spare_the_noise_from_de
     groups = zm.parameter_groups(model, lr=1e-3, weight_decay=0.1, scale_decay=0.2)
     by_name = {group["name"]: group for group in groups}
     assert [id(p) for p in by_name["scales"]["params"]] == [id(model[2].weight.scale)]
-    assert by_name["scales"]["weight_decay"] == 0.2
+    assert (by_name["scales"]["weight_decay"], by_name["scales"]["lr"]) == (0.2, 1e-3)
+    assert zm.parameter_groups(model[2], lr=1e-3, scale_lr=1e-2)[-1]["lr"] == 1e-2
     for optimizer in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
         optimizer(groups).step()
 

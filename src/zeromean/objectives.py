@@ -119,6 +119,7 @@ def parameter_groups(
     log_alpha_lr: float | None = None,
     log_alpha_betas: tuple[float, float] | None = None,
     weight_decay: float = 0.0,
+    scale_lr: float | None = None,
     scale_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimizer.
@@ -137,6 +138,7 @@ def parameter_groups(
             about 1 in 2,000 steps, whatever its rate; (0.9, 0.95) lets it go. Default: the
             optimizer's.
         weight_decay: Decay of the first group.
+        scale_lr: Learning rate of the scales of variance layers. Default: lr.
         scale_decay: Decay of the scales of variance layers, decoupled from the gradients as in
             AdamW. In front of a normalization only the ratios of scales matter, so it does not
             change what is best. But noise in the gradients makes all scales grow, which dilutes
@@ -156,7 +158,7 @@ def parameter_groups(
         "undecayed": {"params": [], "lr": lr, "weight_decay": 0.0},
         "scales": {
             "params": [],
-            "lr": lr,
+            "lr": lr if scale_lr is None else scale_lr,
             "weight_decay": scale_decay,
             "decoupled_weight_decay": True,
         },
@@ -173,7 +175,7 @@ def parameter_groups(
             continue
         if parameter in logarithms:
             name = "log_alpha"
-        elif parameter in scales and scale_decay:
+        elif parameter in scales and (scale_decay or scale_lr is not None):
             name = "scales"
         else:
             name = "undecayed" if parameter in scales or parameter.dim() < 2 else "weights"

@@ -29,6 +29,8 @@ class TrainingConfig:
     """Adam's β₂ for the same; see `zm.parameter_groups`. By default 0.999, as for everything."""
     weight_decay: float = 0.0
     """L2 penalty on deterministic weights and posterior means."""
+    scale_lr: float | None = None
+    """Adam's learning rate for the scales of variance layers; by default `lr`."""
     scale_decay: float = 0.0
     """Decoupled weight decay of the scales of variance layers; see `zm.parameter_groups`."""
     kl_warmup_epochs: int = 0
@@ -79,7 +81,14 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} must not be negative, got {value}.")
-        for name in ("lr", "log_alpha_lr", "adam_eps", "average_epochs", "clip_gradient"):
+        for name in (
+            "lr",
+            "log_alpha_lr",
+            "scale_lr",
+            "adam_eps",
+            "average_epochs",
+            "clip_gradient",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value}.")
@@ -97,7 +106,7 @@ class TrainingConfig:
     def described(self) -> dict[str, Any]:
         """Fields by name; what came later only where it is set, so that older files stay good."""
         described = asdict(self)
-        for name, unset in (("log_alpha_beta2", None), ("scale_decay", 0.0)):
+        for name, unset in (("log_alpha_beta2", None), ("scale_lr", None), ("scale_decay", 0.0)):
             if described[name] == unset:
                 del described[name]
         return described

@@ -74,6 +74,7 @@ class ElboModule(pl.LightningModule):
             log_alpha_lr=config.log_alpha_lr,
             log_alpha_betas=None if beta2 is None else (0.9, beta2),
             weight_decay=config.weight_decay,
+            scale_lr=config.scale_lr,
             scale_decay=config.scale_decay,
         )
         eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
