@@ -161,8 +161,8 @@ def test_damaged_checkpoint_is_refused(tmp_path):
         )
 
 
-def test_experiments_share_trained_networks(runs, monkeypatch):
-    place = runner.Place(runs=runs, progress=False)
+def test_experiments_share_trained_networks(tmp_path, monkeypatch):
+    place = runner.Place(runs=tmp_path, progress=False)
     fig4, fig5 = experiments.load("fig4"), experiments.load("fig5")
     runner.run_experiment("fig4", fig4.SMOKE, place=place)
     looked = []
@@ -184,10 +184,10 @@ def test_experiments_share_trained_networks(runs, monkeypatch):
     ],
 )
 def test_impossible_options_are_refused(name, change, message, tmp_path):
-    config = dataclasses.replace(experiments.load(name).SMOKE, **change)
+    smoke = experiments.load(name).SMOKE
     place = runner.Place(runs=tmp_path, progress=False)
     with pytest.raises(ValueError, match=message):
-        runner.run_experiment(name, config, place=place)
+        runner.run_experiment(name, dataclasses.replace(smoke, **change), place=place)
 
 
 def test_logits_behind_an_antisymmetric_variance_layer_are_as_likely_as_their_negatives():
