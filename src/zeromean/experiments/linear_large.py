@@ -51,7 +51,7 @@ SMOKE = Config(sizes=(200, 400), num_test=500, num_relevant=3, num_irrelevant=9,
 NOTES = (
     "Nearly all of our time is one product XᵀX, of which ARDRegression makes one an iteration. "
     "Times here are medians of three fits, and vary from seed to seed. In "
-    "`benchmarks/linear_models.py` it is 6 in the first fit of a process and about 4 in fits "
+    "`benchmarks/linear_models.py` it is above 5 in the first fit of a process and about 4 in fits "
     "repeated at once: five is not reached by every way of measuring. Where features are many the "
     "ratio is far larger.",
 )
