@@ -93,6 +93,19 @@ class At(pl.Callback):
             self.action()
 
 
+def plain_trainer(epochs, folder):
+    """Lightning's own, as somebody else would use it."""
+    return pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+
+
 def interrupt():
     raise KeyboardInterrupt
 
@@ -615,17 +628,7 @@ def test_module_trains_the_noise_of_a_regression_with_any_trainer(tmp_path):
         likelihood=likelihood,
     )
     batches = Batches(ImageSet(x, 3 * x, num_classes=1), 16, seed=0)
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(module, batches)
+    plain_trainer(2, tmp_path).fit(module, batches)
     assert likelihood.log_noise_variance.item() != 0
     assert math.isfinite(module.averages.loss)
 
@@ -639,15 +642,7 @@ def test_lightnings_own_checkpoints_hold_the_average(tmp_path):
         model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
         config = small_config(epochs=4, lr=0.1, average_epochs=1)
         module = ElboModule(model, config, num_data=60, steps_per_epoch=3)
-        trainer = pl.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
+        trainer = plain_trainer(epochs, tmp_path)
         trainer.fit(module, Batches(blobs(), 20, seed=0, shuffle=False), **resume)
         trainer.save_checkpoint(tmp_path / "lightning.ckpt")
         return module.weight_average.tensors

@@ -107,9 +107,9 @@ def quantize_(
 
     Every group of weights gets a scale and a symmetric grid of 2^bits − 1 values (±scale for one
     bit). Variances stay as they are, but for Multiplicative posteriors, where they follow the
-    means; predict with means (`zm.sampling(model, zm.mean)`), or make the
-    network plain with `zm.compress` or `zm.to_deterministic`, which keep the rounded values. Prune
-    first: pruned weights cost nothing but their positions.
+    means. Predict with means (`zm.sampling(model, zm.mean)`), or make the network plain with
+    `zm.compress` or `zm.to_deterministic`, which keep the rounded values. Prune first: pruned
+    weights cost nothing but their positions.
 
     Args:
         per: One width for each "layer", "neuron" (with a scale of its own) or "weight".

@@ -37,8 +37,8 @@ NOTES = (
     "biases”: that of the layers; the authors' published code can leave the shift out or not. "
     "As in that code, the network without variance layers has dropout. Without a variance "
     "layer, and with conv2 as one, ours are as good as the paper's or better; with two, one "
-    "sample is as good, and averages are not quite; with dense1 alone both are a little below, "
-    "whatever the rate (three were tried) and the number of passes (40 to 60; the paper has 200). "
+    "sample is as good, and averages are not quite; with dense1 alone both are a little below. "
+    "Other rates and somewhat more passes did not change that; the paper's 200 were not tried. "
     "The rows without the shift are ours.",
     "A variance layer squares what goes in, and tanh keeps squares apart only where it is nearly "
     "linear: the factors of BatchNorm in front of it become small. At five times the paper's "
