@@ -310,16 +310,23 @@ def test_input_can_be_given_by_the_name_it_has_in_torch(layer):
     assert build(layer, "Additive")(input=LAYERS[layer][1]()).isfinite().all()
 
 
+def _step_in_parallel() -> dict[str, torch.Tensor | None]:
+    # Without find_unused_parameters: every parameter must take part in the loss.
+    model = nn.parallel.DistributedDataParallel(_network())
+    output = model(torch.randn(5, 1, 8, 8))
+    zm.elbo_loss(output.square().mean(), zm.kl_divergence(model), num_data=100).backward()
+    assert not list(model.buffers())
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
 def test_trains_under_distributed_data_parallel(tmp_path):
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        # Without find_unused_parameters: every parameter must take part in the loss.
-        model = nn.parallel.DistributedDataParallel(_network())
-        output = model(torch.randn(5, 1, 8, 8))
-        loss = zm.elbo_loss(output.square().mean(), zm.kl_divergence(model), num_data=100)
-        loss.backward()
-        assert all(p.grad is not None for p in model.parameters())
-        assert not list(model.buffers())
+        # In a function of its own: the wrapped model must be gone before the group is. Otherwise it
+        # is the last to hold it, and joins gloo's threads while they wait for the interpreter.
+        gradients = _step_in_parallel()
     finally:
         torch.distributed.destroy_process_group()
+    assert gradients
+    assert all(gradient is not None for gradient in gradients.values())
