@@ -9,7 +9,7 @@ BENCH := .bench/venv
 BENCH_READY := $(BENCH)/.ready
 JOBS ?= 2
 
-.PHONY: demo test check lint format types docs results bench clean
+.PHONY: demo test lint format types docs results bench bench-env clean
 
 demo: $(READY)
 	$(BIN)/zeromean demo
@@ -31,11 +31,12 @@ format: $(READY)
 docs: $(DOCS_READY)
 	$(BIN)/mkdocs build --strict
 
-# The documentation's tables and a page with figures, from the committed records.
+# The tables of README and documentation and a page with figures, from the committed records.
 results: $(READY)
 	$(BIN)/zeromean report --markdown docs/results.md
+	$(BIN)/python benchmarks/publish.py
 
-bench: $(BENCH_READY)
+bench: bench-env
 	OMP_NUM_THREADS=1 $(BENCH)/bin/python benchmarks/run.py
 
 # torch goes in first and pinned: left to a resolver, it would bring gigabytes of CUDA packages.
@@ -49,6 +50,9 @@ $(READY): pyproject.toml constraints.txt
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
+
+# For the other benchmarks too, which the documentation names.
+bench-env: $(BENCH_READY)
 
 # Two steps: some peers ask for torchvision, which would replace torch by a CUDA build.
 $(BENCH_READY): benchmarks/requirements.txt benchmarks/requirements-peers.txt

@@ -20,10 +20,8 @@ MARKERS = r"(<!-- {0}:begin -->\n).*?(<!-- {0}:end -->)"
 # What the README shows; docs/speed.md has everything, with the bounds that we set ourselves.
 MAIN_GROUPS = (
     "Training step, LeNet-5-Caffe, batch 128, in deterministic steps",
-    "Memory kept for backward by a forward pass, LeNet-5-Caffe, batch 128, MiB",
     "20 samples, one stochastic layer, LeNet-5-Caffe, batch 128, in single passes",
     "20 samples, LeNet-5-Caffe, batch 128, in 20 deterministic passes",
-    "20 samples, LeNet-5-Caffe, batch 1, in 20 deterministic passes",
 )
 # Experiment, claim, and how the README calls it.
 HEADLINES = (

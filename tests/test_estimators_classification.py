@@ -328,3 +328,12 @@ def test_constant_and_duplicate_columns_are_harmless(model):
     assert not constant.relevance_[-2:].any()
     twice = clone(model).fit(np.column_stack([X, X]), y)
     assert (twice.relevance_[:3] | twice.relevance_[20:23]).all()
+
+
+def test_probabilities_of_both_classes_keep_their_digits():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 2))
+    model = RVMClassifier().fit(X, X[:, 0] > 0)
+    probabilities = model.predict_proba(np.vstack([200 * X, -200 * X]))
+    assert (probabilities > 0).all()
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)

@@ -234,6 +234,12 @@ def test_radial_basis_far_from_zero():
     np.testing.assert_allclose(far.transform(X + 1e8), near.transform(X), atol=1e-6)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.3, 1e8])
+@pytest.mark.parametrize("container", [np.asarray, sparse.csr_array])
+def test_radial_basis_of_a_constant_has_a_width(value, container):
+    assert RBFBasis().fit(container(np.full((50, 7), value))).gamma_ == 1.0
+
+
 @pytest.mark.parametrize("Model", [RVMClassifier, RVMRegressor])
 @pytest.mark.parametrize("unit", [1e-24, 1.0, 1e20])
 def test_sparse_rows_of_single_precision_in_any_unit(Model, unit):

@@ -232,3 +232,59 @@ def test_blocks_of_sparse_rows_equal_those_of_dense_ones():
         np.testing.assert_allclose(
             thin.block(some, others), full.block(some, others), rtol=1e-12, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("rows", "features", "relevant"), [(200, 400, 60), (100, 1000, 15)])
+def test_many_relevant_features_of_wide_data_are_found(rows, features, relevant, seed):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, features))
+    weights = np.zeros(features)
+    weights[:relevant] = rng.choice([-1, 1], relevant) * rng.uniform(0.5, 1.5, relevant)
+    model = RVMRegressor().fit(X, X @ weights + 0.3 * rng.normal(size=rows))
+    assert model.relevance_[:relevant].all()
+    # Few enough others that new rows are predicted as well as the noise allows.
+    new = rng.normal(size=(1000, features))
+    assert model.score(new, new @ weights) > 0.99
+
+
+@pytest.mark.parametrize("Regressor", [RVMRegressor, VariationalDropoutRegressor])
+def test_a_difference_is_found_with_hardly_more_rows_than_features(Regressor):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(300, 240))
+    X[:, 1] = X[:, 0] + 0.05 * X[:, 1]
+    model = Regressor().fit(X, 60 * (X[:, 0] - X[:, 1]) + rng.normal(size=300))
+    assert model.relevance_[:2].all()
+
+
+@pytest.mark.parametrize(("rows", "features"), [(1, 5), (2, 20), (3, 200), (4, 200)])
+def test_a_handful_of_rows_of_noise_explains_nothing(rows, features):
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        model = RVMRegressor().fit(rng.normal(size=(rows, features)), rng.normal(size=rows))
+        assert not model.relevance_.any()
+
+
+@pytest.mark.parametrize("threshold", [0, 0.001, "auto"])
+def test_of_a_feature_and_its_copy_one_is_kept(threshold):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 6))
+    y = X[:, 0] - X[:, 1] + rng.normal(size=100)
+    alone = RVMRegressor(threshold=threshold).fit(X, y)
+    model = RVMRegressor(threshold=threshold).fit(np.hstack([X, X[:, :2]]), y)
+    assert model.relevance_[[0, 6]].sum() == model.relevance_[[1, 7]].sum() == 1
+    if threshold != "auto":  # Its prices know how many features there are.
+        assert model.elbo_[-1] == pytest.approx(alone.elbo_[-1])
+
+
+def test_a_class_whose_rows_have_no_weight_is_absent():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 3))
+    y = np.digitize(X[:, 0], [-0.5, 0.5])
+    weight = np.where(y == 2, 0.0, 1.0)
+    model = RVMClassifier().fit(X, y, sample_weight=weight)
+    alone = RVMClassifier().fit(X[y < 2], y[y < 2])
+    np.testing.assert_array_equal(model.classes_, [0, 1])
+    np.testing.assert_allclose(model.predict_proba(X), alone.predict_proba(X), rtol=1e-6)
+    with pytest.raises(ValueError, match="at least two classes"):
+        RVMClassifier().fit(X, y, sample_weight=np.where(y == 0, 1.0, 0.0))

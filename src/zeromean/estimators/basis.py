@@ -76,8 +76,11 @@ class RBFBasis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         values = self.centres_
         sparse = issparse(values)
         if self.gamma == "scale":
-            variance = values.power(2).mean() - values.mean() ** 2 if sparse else values.var()
-            self.gamma_ = 1 / (values.shape[1] * variance) if variance > 0 else 1.0
+            square = (values.power(2) if sparse else np.square(values)).mean()
+            variance = square - values.mean() ** 2 if sparse else values.var()
+            # Of a constant, rounding leaves a variance; less of it where deviations are squared.
+            varies = variance > (1e-14 if sparse else 1e-28) * square
+            self.gamma_ = 1 / (values.shape[1] * variance) if varies else 1.0
         # The kernel multiplies distances out, which would cancel far from zero.
         self._origin = np.zeros(values.shape[1]) if sparse else values.mean(axis=0)
         self._n_features_out = self.centres_.shape[0]

@@ -20,7 +20,7 @@ from zeromean.estimators.logistic import DataTerm
 from zeromean.estimators.overview import Overview
 from zeromean.estimators.penalty import Array
 from zeromean.estimators.quadratic import varying
-from zeromean.estimators.rows import Rows
+from zeromean.estimators.rows import Rows, slices_of
 
 # Probabilities of separable classes can underflow.
 TINY = float(np.finfo(np.float64).tiny)
@@ -72,9 +72,12 @@ class SparseClassifier(ClassifierMixin, SparseLinearModel):
         probabilities : ndarray of shape (n_samples, n_classes)
             For more than two classes, those of each class against the rest, normalised.
         """
-        averages = [average_probability(mean, variance) for mean, variance in self._logits(X)]
-        if len(averages) == 1:
-            return np.stack([1 - averages[0], averages[0]], axis=1)
+        logits = self._logits(X)
+        if len(logits) == 1:
+            # Both sides by themselves: 1 - p has no digits left where p is nearly 1.
+            mean, variance = logits[0]
+            logits = [(-mean, variance), (mean, variance)]
+        averages = [average_probability(mean, variance) for mean, variance in logits]
         probabilities = np.maximum(np.stack(averages, axis=1), TINY)
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
@@ -95,18 +98,18 @@ class SparseClassifier(ClassifierMixin, SparseLinearModel):
             return self.classes_[(log_odds > 0).astype(int)]
         return self.classes_[log_odds.argmax(axis=1)]
 
-    def _logits(self, X) -> list[tuple[Array, Array]]:
-        """Means and variances, for each class."""
+    def _logits(self, X) -> Array:
+        """Means and variances for each class, `(classes, 2, rows)`."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, reset=False)
-        features = Features(X, self._scaling)
-        return [
-            (
-                features.product(posterior.features, posterior.mean) + posterior.intercept,
-                posterior.logit_variance(features),
-            )
-            for posterior in self._posteriors
-        ]
+
+        def logits_of(features: Features) -> Array:
+            means = (features.product(p.features, p.mean) + p.intercept for p in self._posteriors)
+            variances = (posterior.logit_variance(features) for posterior in self._posteriors)
+            return np.stack([np.stack(pair) for pair in zip(means, variances, strict=True)])
+
+        parts = [logits_of(Features(X[rows], self._scaling)) for rows in slices_of(X)]
+        return np.concatenate(parts, axis=-1)
 
     def _fit(self, rows: Rows):
         with np.errstate(over="ignore"):

@@ -30,8 +30,8 @@ class VariationalDropoutClassifier(SparseClassifier):
     threshold : float, default=3.0
         Features with log α below it are relevant.
     integration : {"quadrature", "sampling"}, default="quadrature"
-        How the expected log-likelihood of a row, a one-dimensional integral, is computed: exactly
-        up to rounding by Gauss–Hermite quadrature, or by averaging over draws.
+        How the expected log-likelihood of a row, a one-dimensional integral, is computed: by
+        quadrature, to about ten digits for any variance, or by averaging over draws.
     n_draws : int, default=100
         Draws for each row, with `integration="sampling"`.
     fit_intercept : bool, default=True
@@ -56,7 +56,7 @@ class VariationalDropoutClassifier(SparseClassifier):
     relevance_ : ndarray of shape (n_features,)
         Whether a feature is relevant to some class.
     elbo_ : ndarray of shape (n_iter_ + 1,), or list of them for each class
-        The lower bound by iteration, from the better of two starts; it never falls.
+        The lower bound by iteration, from the best start; it never falls.
     n_iter_ : ndarray of shape (1,) or (n_classes,)
         Iterations.
 
@@ -124,8 +124,8 @@ class RVMClassifier(SparseClassifier):
         "auto" is log((n_features - n) / (n + 1)) for a feature beside n relevant ones, and not
         below 0: a uniform prior over the number of relevant features. 0 is the classical machine.
     integration : {"quadrature", "sampling"}, default="quadrature"
-        How the expected log-likelihood of a row, a one-dimensional integral, is computed: exactly
-        up to rounding by Gauss–Hermite quadrature, or by averaging over draws.
+        How the expected log-likelihood of a row, a one-dimensional integral, is computed: by
+        quadrature, to about ten digits for any variance, or by averaging over draws.
     n_draws : int, default=100
         Draws for each row, with `integration="sampling"`.
     fit_intercept : bool, default=True
@@ -150,8 +150,8 @@ class RVMClassifier(SparseClassifier):
     relevance_ : ndarray of shape (n_features,)
         Whether a feature is relevant to some class.
     elbo_ : ndarray of shape (n_iter_ + 1,), or list of them for each class
-        The lower bound less the thresholds of the relevant features, by iteration, from the better
-        of two starts; it never falls.
+        The lower bound less the thresholds of the relevant features, by iteration, from the best
+        start; it never falls.
     n_iter_ : ndarray of shape (1,) or (n_classes,)
         Iterations.
 

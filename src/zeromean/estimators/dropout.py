@@ -70,12 +70,9 @@ def minimize_dropout(
     while len(objective) <= max_iter and not converged:
         before = here.objective
         place = _Place.around(quadratic, noise, here)
-        steps = [_newton_step(place, damping=0.0)]
-        if steps[0] is None:
-            # The first is better at moving weights to and from zero, the second at large weights.
-            steps = [_newton_step(place, damping=CONVEXIFYING), _coordinate_step(place)]
-        here = min(filter(None, steps), key=lambda step: step.objective, default=here)
-        if before - here.objective < tol and (steps == [None, None] or not place.num_entering):
+        step = _best_step(place)
+        here = step or here
+        if before - here.objective < tol and (step is None or not place.num_entering):
             escape = _escape(quadratic, noise, here)
             converged = escape is None
             here = escape or here
@@ -158,6 +155,17 @@ class _Place:
             quadratic.block(features, features),
             quadratic.linear[features],
         )
+
+
+def _best_step(place: _Place) -> _Point | None:
+    step = _newton_step(place, damping=0.0)
+    if step is None:
+        step = _newton_step(place, damping=CONVEXIFYING)
+        # That one is good at moving weights to and from zero, the next one at large weights.
+        if step is None or not place.num_entering:
+            steps = filter(None, [step, _coordinate_step(place)])
+            step = min(steps, key=lambda each: each.objective, default=None)
+    return step
 
 
 def _newton_step(place: _Place, *, damping: float) -> _Point | None:

@@ -17,7 +17,9 @@ move by it, one at a time; Newton steps in all log a together make the convergen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from scipy.linalg.lapack import dpotrf, dpotrs
@@ -31,12 +33,26 @@ from zeromean.estimators.evidence_model import (
 )
 from zeromean.estimators.noise_term import NoiseTerm
 from zeromean.estimators.penalty import Array
-from zeromean.estimators.prices import FREE, Prices, lower_price, nearly_free
-from zeromean.estimators.quadratic import MOST_AT_ONCE, Indices, Quadratic, told_apart
+from zeromean.estimators.prices import FREE, Prices, lower_price
+from zeromean.estimators.quadratic import (
+    MOST_AT_ONCE,
+    ROWS_A_FEATURE,
+    Indices,
+    Quadratic,
+    told_apart,
+)
 
 SCORED_AT_ONCE = 4096
-# Nats to which a model is fitted that is only where another fit starts.
+# Nats to which a model is fitted whose features alone are wanted, and one that is only where
+# another fit starts.
 ROUGHLY = 0.01
+VERY_ROUGHLY = 1.0
+# With fewer rows, all features beside each other would say nothing.
+FEWEST_ROWS_A_FEATURE = 1.2
+# Of two rows a feature so many more are needed, so that few rows do not explain everything.
+FEWEST_ROWS_LEFT = 2
+# Parts of the full price at which larger models are looked for.
+LOWER_PRICES = (4, 8, 32)
 # What keeps the matrix of all features invertible.
 RIDGE = 1e-9
 
@@ -72,28 +88,51 @@ def search_evidence(
     max_iter: int,
     tol: float,
 ) -> EvidenceSolution:
-    """The best of some optima: from the empty model, and from larger ones at lower prices.
+    """The best of several optima: from the empty model, and from larger ones at lower prices.
 
     From nothing, the first of many features that are relevant together may not be worth its price,
     or may not even seem relevant: where the target is a difference of features, say.
     """
-    forward = EvidenceSolution.empty(noise_precision)
-    maximize_evidence(quadratic, noise, forward, prices=prices, max_iter=max_iter, tol=tol)
-    if told_apart(len(quadratic.linear), num_rows):
-        starts = [(with_all_that_matter(quadratic, noise, forward), FREE)]
-    else:  # Without any price, chance would let in as many features as there are rows.
-        starts = [(forward.restart(), lower_price(prices, 2))]
-        if min(len(quadratic.linear), num_rows) <= MOST_AT_ONCE:
-            starts.append((EvidenceSolution.empty(noise_precision), nearly_free(prices)))
-    best = forward
-    for more, lower in starts:
-        maximize_evidence(quadratic, noise, more, prices=lower, max_iter=max_iter, tol=ROUGHLY)
-        backward = more.restart()
-        maximize_evidence(quadratic, noise, backward, prices=prices, max_iter=max_iter, tol=tol)
-        # With hardly fewer features than rows, the noise that is learned tends to nothing.
-        if told_apart(len(backward.features), num_rows):
-            best = max(best, backward, key=lambda solution: solution.objective[-1])
-    return best
+    # With hardly fewer features than rows, the noise that is learned tends to nothing.
+    most_features = np.inf if noise.fixed else max(num_rows - 1, 0)
+    improve = partial(maximize_evidence, quadratic, noise, max_iter=max_iter)
+    fit = partial(improve, prices=prices, most_features=most_features)
+    forward = fit(EvidenceSolution.empty(noise_precision), tol=ROUGHLY)
+    # By their features: the same ones end in the same optimum, which is found once.
+    found = {frozenset(forward.features): forward}
+    too_many = num_rows / ROWS_A_FEATURE - FEWEST_ROWS_LEFT
+    improve = partial(improve, most_features=too_many, until_full=True)
+    for start, lower in _larger_starts(quadratic, noise, forward, prices, num_rows):
+        more = improve(start, prices=lower, tol=VERY_ROUGHLY)
+        if len(more.features) >= too_many:
+            break  # The next price is lower.
+        backward = improve(more.restart(), prices=prices, tol=ROUGHLY)
+        if len(backward.features) < too_many:
+            found.setdefault(frozenset(backward.features), backward)
+    return max(
+        (fit(solution, tol=tol) for solution in found.values()),
+        key=lambda solution: solution.objective[-1],
+    )
+
+
+def _larger_starts(
+    quadratic: Quadratic,
+    noise: NoiseTerm,
+    forward: EvidenceSolution,
+    prices: Prices,
+    num_rows: float,
+) -> Iterator[tuple[EvidenceSolution, Prices]]:
+    """Solutions to improve at lower prices."""
+    num_features = len(quadratic.linear)
+    if 0 < num_features <= min(num_rows / FEWEST_ROWS_A_FEATURE, MOST_AT_ONCE):
+        # Without any price, chance would let in as many features as there are rows.
+        lower = FREE if told_apart(num_features, num_rows) else lower_price(prices, 8)
+        yield with_all_that_matter(quadratic, noise, forward), lower
+        return
+    yield forward.restart(), lower_price(prices, 2)
+    if min(num_features, num_rows) <= MOST_AT_ONCE:
+        for divisor in LOWER_PRICES:
+            yield EvidenceSolution.empty(forward.noise_precision), lower_price(prices, divisor)
 
 
 def maximize_evidence(
@@ -104,16 +143,28 @@ def maximize_evidence(
     prices: Prices,
     max_iter: int,
     tol: float,
+    most_features: float = np.inf,
+    until_full: bool = False,
 ) -> EvidenceSolution:
-    """Improve a solution in place until an iteration gains less than `tol` nats."""
+    """Improve a solution in place until an iteration gains less than `tol` nats.
+
+    Args:
+        most_features: No more than these.
+        until_full: Whether to stop where there are so many.
+    """
     model = EvidenceModel.build(
         quadratic, noise, prices, solution.features, solution.precision, solution.noise_precision
     )
-    solution.objective.append(model.objective())
+    solution.converged = False
+    if not solution.objective:
+        solution.objective.append(model.objective)
     best = model.features, model.precision.copy(), model.noise_precision
     while solution.num_iterations < max_iter:
         solution.num_iterations += 1
-        changed = model.admit(quadratic, _candidates(quadratic, model))
+        changed = model.admit(quadratic, _candidates(quadratic, model), most_features)
+        if until_full and len(model.features) >= most_features:
+            best = model.features, model.precision.copy(), model.noise_precision
+            break
         if changed:  # Single updates accumulate rounding errors.
             model = model.rebuilt(quadratic)
         if model.expel():
@@ -123,7 +174,7 @@ def maximize_evidence(
             model.sweep()
             better = model.rebuilt(quadratic)
         model = better
-        objective = model.objective()
+        objective = model.objective
         gained = objective - solution.objective[-1]
         solution.objective.append(max(objective, solution.objective[-1]))
         if gained > -noise.rounding(objective, model.noise_precision):
@@ -204,7 +255,7 @@ def _newton_step(quadratic: Quadratic, model: EvidenceModel) -> EvidenceModel | 
         # The noise follows: β = count / misfit, d misfit / d log a = a m².
         pull = beta * a * mean**2
         hessian += 0.5 * np.outer(pull, pull) / model.noise.count
-    objective = model.objective()
+    objective = model.objective
     factor, failed = dpotrf(-hessian, lower=True)
     if failed:
         return None
@@ -212,4 +263,4 @@ def _newton_step(quadratic: Quadratic, model: EvidenceModel) -> EvidenceModel | 
     # A precision that runs away is a feature on its way out, which `expel` decides.
     trial = model.rebuilt(quadratic, a * np.exp(np.clip(move, -6, 6)))
     # Near the optimum, Newton's step is more exact than the objective by which it is judged.
-    return trial if trial.objective() > objective - model.noise.rounding(objective, beta) else None
+    return trial if trial.objective > objective - model.noise.rounding(objective, beta) else None

@@ -2,7 +2,9 @@
 
 With s and q what the others leave of a feature's square and of its correlation with the target, its
 best precision is a = s² / (β q² - s), and it adds ½ (β q²/s - 1 - log(β q²/s)) to the log evidence
-(Tipping & Faul, 2003): features enter, leave and move by it, one at a time.
+(Tipping & Faul, 2003): features enter, leave and move by it, one at a time. This is for a given β.
+A learned one would grow with the feature, and the gain with it; where rows are few that would let
+chance in, and so it is not counted.
 """
 
 # scipy makes its BLAS and LAPACK functions at run time.
@@ -11,6 +13,7 @@ best precision is a = s² / (β q² - s), and it adds ½ (β q²/s - 1 - log(β 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 from scipy.linalg import LinAlgError
@@ -24,7 +27,7 @@ from zeromean.estimators.quadratic import Indices, Quadratic
 
 # How far above 1 a feature's β q²/s has to be, at no price, for its prior to be proper.
 MARGIN = 1e-9
-# What is left of the square of a feature that others explain: a copy leaves rounding errors.
+# What is left of the square of a feature that others explain, and of one that is a copy.
 SMALLEST_SHARE = 1e-12
 # What makes a matrix positive definite that is so but for rounding, in parts of its diagonal.
 RIDGES = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
@@ -43,7 +46,7 @@ class EvidenceModel:
     linear: Array  # b of the features
     covariance: Array  # V
     mean: Array  # V b
-    log_det: float  # of V, when it was built
+    objective: float  # when it was built
 
     @classmethod
     def build(
@@ -64,7 +67,16 @@ class EvidenceModel:
         mean = covariance @ linear
         # Where features are nearly collinear, the inverse alone leaves too few digits.
         mean = mean + covariance @ (linear - matrix @ mean)
-        model = cls(
+        # Its minimum is c - bᵀ V b; written so, an error of the mean counts by its square only.
+        misfit = noise.square + float(
+            mean @ (block @ mean - 2 * linear) + precision @ (mean * mean)
+        )
+        if not noise.fixed:
+            misfit = max(misfit, 1e-13 * noise.square)  # Not below what rounding leaves of it.
+            noise_precision = noise.count / misfit
+        fit = noise.count * log(noise_precision) - noise_precision * misfit
+        complexity = log_det + float(np.log(precision).sum())
+        return cls(
             noise,
             prices,
             features,
@@ -74,11 +86,8 @@ class EvidenceModel:
             linear,
             covariance,
             mean,
-            log_det,
+            0.5 * (fit + complexity) - prices.total(len(features)),
         )
-        if not noise.fixed:
-            model.noise_precision = noise.count / model.misfit()
-        return model
 
     def rebuilt(self, quadratic: Quadratic, precision: Array | None = None) -> EvidenceModel:
         return EvidenceModel.build(
@@ -91,25 +100,12 @@ class EvidenceModel:
             self.block,
         )
 
-    def misfit(self) -> float:
-        mean = self.mean
-        # Its minimum is c - bᵀ V b; written so, an error of the mean counts by its square only.
-        misfit = self.noise.square + float(
-            mean @ (self.block @ mean - 2 * self.linear) + self.precision @ mean**2
-        )
-        # Not below what rounding leaves of it.
-        return misfit if self.noise.fixed else max(misfit, 1e-13 * self.noise.square)
-
-    def objective(self) -> float:
-        beta = self.noise_precision
-        fit = self.noise.count * np.log(beta) - beta * self.misfit()
-        complexity = self.log_det + np.log(self.precision).sum()
-        return float(0.5 * (fit + complexity) - self.prices.total(len(self.features)))
-
-    def admit(self, quadratic: Quadratic, candidates: Indices) -> bool:
+    def admit(self, quadratic: Quadratic, candidates: Indices, most_features: float) -> bool:
         """Let candidates in, each if it is still worth its price after those before it."""
         changed = False
         for feature in candidates:
+            if len(self.features) >= most_features:
+                break
             index = np.array([feature])
             column = quadratic.block(self.features, index)[:, 0]
             square = float(quadratic.block(index, index)[0, 0])
@@ -117,13 +113,15 @@ class EvidenceModel:
             projected = self.covariance @ column
             s = square - float(column @ projected)
             q = linear - float(column @ self.mean)
-            if s < SMALLEST_SHARE * square:
+            # A copy of a feature inside adds nothing: the prior of that one can be as wide as two.
+            squares = square * self.block.diagonal()
+            if s < SMALLEST_SHARE * square or (column**2 > (1 - SMALLEST_SHARE) * squares).any():
                 continue
             ratio = self.noise_precision * q**2 / s
-            if gain(ratio) <= self.prices.of_one_more(len(self.features)) or ratio <= 1 + MARGIN:
+            price = self.prices.of_one_more(len(self.features))
+            if ratio <= 1 + MARGIN or gain(ratio) <= price:
                 continue
-            a = s / (ratio - 1)
-            self._insert(feature, column, square, projected, s, q, a, linear)
+            self._insert(feature, column, square, projected, s, q, s / (ratio - 1), linear)
             changed = True
         return changed
 

@@ -42,7 +42,8 @@ class SparseLinearModel(BaseEstimator, ABC):
         Parameters
         ----------
         X : array-like, sparse matrix or dask.array of shape (n_samples, n_features)
-            Rows. A memory map is read in slices; a dask.array is reduced on its own scheduler.
+            Rows. A memory map of float64 or float32 is read in slices; a dask.array is reduced on
+            its own scheduler.
         y : array-like of shape (n_samples,)
             Targets or classes.
         sample_weight : array-like of shape (n_samples,), default=None

@@ -129,22 +129,30 @@ def _squares(rows: Chunk, shift: Array) -> Array:
 
 def _squares_in_slices(rows: Chunk, shift: Array) -> Array:
     X, y, weight, _ = rows
-    size = len(shift) + 1
-    num_rows = max(SLICE_SIZE // size, FEWEST_ROWS)
-    slice_ = np.empty((min(num_rows, len(X)), size))
-    product, total = np.empty((size, size)), np.zeros((size, size))
+    num_features = X.shape[1]
+    num_rows = min(max(SLICE_SIZE // (2 * num_features), FEWEST_ROWS), len(X))
+    # A shift for every row: numpy takes twice as long to repeat one.
+    shifts = np.tile(shift[:-1], (num_rows, 1))
+    features, others = np.empty((num_rows, num_features)), np.empty((2, num_rows))
+    product = np.empty((num_features, num_features))
+    squares, cross, rest = np.zeros_like(product), np.zeros((2, num_features)), np.zeros((2, 2))
     for start in range(0, len(X), num_rows):
         part = slice(start, start + num_rows)
-        here = slice_[: len(X[part])]
-        np.subtract(X[part], shift[:-1], out=here[:, :-2])
-        np.subtract(y[part], shift[-1], out=here[:, -2])
-        here[:, -1] = 1
+        count = len(X[part])
+        here, beside = features[:count], others[:, :count]
+        np.subtract(X[part], shifts[:count], out=here)
+        np.subtract(y[part], shift[-1], out=beside[0])
+        beside[1] = 1
         if weight is not None:
-            here *= np.sqrt(weight[part])[:, None]
+            root = np.sqrt(weight[part])
+            here *= root[:, None]
+            beside *= root
         # numpy knows a product with the own transpose, computes half of it, and other threads can
         # run meanwhile, unlike with scipy's dsyrk.
-        total += np.matmul(here.T, here, out=product)
-    return total
+        squares += np.matmul(here.T, here, out=product)
+        cross += beside @ here
+        rest += beside @ beside.T
+    return np.block([[squares, cross.T], [cross, rest]])
 
 
 def _sparse_squares(rows: Chunk, shift: Array) -> Array:

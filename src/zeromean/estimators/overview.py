@@ -50,4 +50,6 @@ class Overview:
 
 def _counted(labels: Any, weight: Array) -> tuple[Any, Array]:
     classes, places = np.unique(labels, return_inverse=True)
-    return classes, np.bincount(places.ravel(), weight, minlength=len(classes))
+    count = np.bincount(places.ravel(), weight, minlength=len(classes))
+    # Rows without a weight are as good as absent, and so is a class that has no others.
+    return classes[count > 0], count[count > 0]

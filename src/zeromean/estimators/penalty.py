@@ -70,7 +70,9 @@ def kl_divergence(z: Array) -> Array:
     """
     x = 2 * z**2
     y = x / (x + SCALE)
-    return 0.5 * np.log1p(x / SCALE) + y * np.polyval(KL_COEFFICIENTS, y - 0.5)
+    # In one product: Horner's scheme would be two calls for each of so many coefficients.
+    polynomial = np.vander(y - 0.5, len(KL_COEFFICIENTS)) @ KL_COEFFICIENTS
+    return 0.5 * np.log1p(x / SCALE) + y * polynomial
 
 
 def _solve_z(size: Array) -> Array:

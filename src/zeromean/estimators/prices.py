@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+
+from zeromean.estimators.penalty import Array
 
 
 class Prices(Protocol):
@@ -59,10 +62,16 @@ class LearnedPrice:
     num_features: int
 
     def of_one_more(self, size: int) -> float:
-        odds_against = (self.num_features - size) / (size + 1)
-        return float(np.log(max(odds_against, 1.0)))
+        return float(self._prices[size]) if size < self.num_features else 0.0
 
     def total(self, size: int) -> float:
-        sizes = np.arange(size)
-        odds_against = (self.num_features - sizes) / (sizes + 1)
-        return float(np.log(np.maximum(odds_against, 1.0)).sum())
+        return float(self._totals[size])
+
+    @cached_property
+    def _prices(self) -> Array:
+        sizes = np.arange(self.num_features)
+        return np.log(np.maximum((self.num_features - sizes) / (sizes + 1), 1.0))
+
+    @cached_property
+    def _totals(self) -> Array:
+        return np.append(0.0, np.cumsum(self._prices))

@@ -66,7 +66,7 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         """Add rows to those of earlier calls, and fit the model to all of them.
 
         The answer is that of `fit` on all rows together: sufficient statistics are kept. `fit`
-        keeps none, so that after it this method starts anew.
+        and `fit_chunks` keep none, so that after them this method starts anew.
 
         Parameters
         ----------

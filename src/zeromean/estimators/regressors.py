@@ -59,7 +59,7 @@ class VariationalDropoutRegressor(SparseRegressor):
     noise_precision_ : float
         Precision of the noise.
     elbo_ : ndarray of shape (n_iter_ + 1,)
-        The lower bound by iteration, from the better of two starts; it never falls.
+        The lower bound by iteration, from the best start; it never falls.
     n_iter_ : int
         Newton steps.
 
@@ -183,8 +183,8 @@ class RVMRegressor(SparseRegressor):
     noise_precision_ : float
         Precision of the noise.
     elbo_ : ndarray of shape (n_iter_ + 1,)
-        The log evidence less the thresholds of the relevant features, by iteration, from the better
-        of two starts; it never falls.
+        The log evidence less the thresholds of the relevant features, by iteration, from the best
+        start; it never falls.
     n_iter_ : int
         Iterations.
 
@@ -255,7 +255,7 @@ def _search_evidence(
         problem.quadratic,
         noise,
         noise_precision or noise.count / noise.square,
-        num_rows=problem.count,
+        num_rows=problem.count - model.fit_intercept,
         prices=prices_of(threshold, len(problem.features)),
         max_iter=model.max_iter,
         tol=model.tol,

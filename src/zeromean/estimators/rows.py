@@ -67,12 +67,17 @@ class ArrayRows:
         return Chunk(self.X, self.y, self.weight)
 
     def _slices(self) -> Iterator[Chunk]:
-        num_rows, num_features = self.X.shape
-        fewest = FEWEST_SPARSE_ROWS if sparse.issparse(self.X) else FEWEST_ROWS
-        size = max(SLICE_SIZE // num_features, fewest)
         whole = self.whole()
-        for number, start in enumerate(range(0, num_rows, size)):
-            yield whole.part(slice(start, start + size))._replace(number=number)
+        for number, rows in enumerate(slices_of(self.X)):
+            yield whole.part(rows)._replace(number=number)
+
+
+def slices_of(X: Any) -> list[slice]:
+    """Some rows at a time."""
+    num_rows, num_features = X.shape
+    fewest = FEWEST_SPARSE_ROWS if sparse.issparse(X) else FEWEST_ROWS
+    size = max(SLICE_SIZE // num_features, fewest)
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ CLAIMS = [
         "Tipping (2001), section 5",
         0.05,
         "at most",
-        "sinc: error, in that of the support vector machine",
+        "sinc: error divided by that of the support vector machine",
     ),
     Claim(
         "breast cancer.vector_ratio",

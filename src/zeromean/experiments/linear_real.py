@@ -70,7 +70,7 @@ def _claims() -> list[Claim]:
                 "ours",
                 0.01,
                 "at most",
-                f"{name}, {label}: error, in that of {peer}",
+                f"{name}, {label}: error divided by that of {peer}",
             ),
             Claim(
                 f"{name}.{model}.{prefix}feature_ratio",
@@ -78,7 +78,7 @@ def _claims() -> list[Claim]:
                 "ours",
                 0.0,
                 "at most",
-                f"{name}, {label}: features, in those of {peer}",
+                f"{name}, {label}: features divided by those of {peer}",
             ),
         )
     ]
