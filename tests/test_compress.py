@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -802,3 +803,43 @@ def test_conv_sparse_variational_dropout_trains_prunes_and_compresses():
     assert_same_predictions(model, compressed, x)
     assert (compressed(x).argmax(1) == labels).float().mean() > 0.95
     assert sum(num_units(compressed)) < 20
+
+
+@pytest.mark.parametrize("name", ["in_", "lambda_", "train_", "half_", "graph_", "training_", "_"])
+def test_layers_may_have_names_that_end_in_an_underscore(name):
+    model = network(
+        lambda self, x: self.out(getattr(self, name)(x)) + x.mean(),
+        **{name: nn.Linear(5, 6)},
+        out=nn.Linear(6, 3),
+    )
+    x = torch.randn(4, 5)
+    assert_same_predictions(zero_out(model, 0.5), zm.compress(model, x), x)
+
+
+def test_functions_may_have_their_inputs_by_keyword():
+    def forward(self, x):
+        hidden = torch.clamp(input=self.dense1(x), min=0.0)
+        return self.dense2(torch.mul(input=hidden, other=torch.exp(input=hidden)))
+
+    model = network(forward, dense1=nn.Linear(6, 8), dense2=nn.Linear(8, 4))
+    x = torch.randn(2, 6)
+    assert_same_predictions(zero_out(model, 0.8), zm.compress(model, x), x)
+
+
+def test_outputs_may_be_a_dataclass_and_inputs_any_keywords():
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(6, 4)
+
+        def forward(self, **inputs):
+            return Output(self.dense(inputs["a"] + inputs["b"]))
+
+    model = zero_out(Network(), 0.5)
+    inputs = {"a": torch.randn(2, 6), "b": torch.randn(2, 6)}
+    compressed = zm.compress(model, inputs)
+    torch.testing.assert_close(compressed(**inputs).logits, model(**inputs).logits)

@@ -298,3 +298,13 @@ def test_forward_functions_that_read_parameters_fit_into_files(tmp_path):
     export.save_compressed(compressed, tmp_path / "m.safetensors")
     loaded = export.load_compressed(tmp_path / "m.safetensors")
     assert_same_predictions(model, loaded, torch.randn(5, 4))
+
+
+def test_files_hold_hardtanh(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Hardtanh(-0.5, 0.7), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight[3:] = 0
+    compressed = zm.compress(model)
+    export.save_compressed(compressed, tmp_path / "m.safetensors")
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(export.load_compressed(tmp_path / "m.safetensors")(x), model(x))

@@ -198,3 +198,34 @@ def test_embedding_recurrence_and_head_lose_units_together():
     layer = recurrent_in(compressed)
     assert (layer.input_size, layer.hidden_size) == (7, 5)
     assert_same_predictions(model, compressed, torch.randint(50, (4, 9)))
+
+
+READINGS_OF_ALL_STATES = {
+    "linear": (lambda self, h: self.head(h).mean(0), 1),
+    "recurrent": (lambda self, h: self.head(self.second(h)[0][-1]), 1),
+    "pointwise": (lambda self, h: self.head(torch.tanh(h)[-1]), 1),
+    "flattened": (lambda self, h: self.head(torch.tanh(h).transpose(0, 1).flatten(1)), 2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("reading", READINGS_OF_ALL_STATES)
+@pytest.mark.parametrize("with_example", [False, True])
+def test_who_reads_all_last_states_together_keeps_them(kind, bidirectional, reading, with_example):
+    read, blocks = READINGS_OF_ALL_STATES[reading]
+    model = network(
+        lambda self, x: read(self, last_states(self, x)),
+        recurrent=kind(7, 6, bidirectional=bidirectional),
+        second=nn.GRU(6, 6),
+        head=nn.Linear(6 * (blocks if bidirectional else 1), 5),
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "recurrent.weight_hh" in name:
+                parameter.zero_()
+        model.head.weight[:, 0] = 0
+        model.second.weight_ih_l0[:, 0] = 0
+    x = torch.randn(4, 3, 7)
+    compressed = zm.compress(model, x if with_example else None)
+    assert_same_predictions(model, compressed, x)

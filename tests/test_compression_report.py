@@ -159,3 +159,23 @@ def test_report_refuses_another_network():
     for wrong in (compressed, compressed[1]):
         with pytest.raises(ValueError, match=r"has no layer \d, which does not go with \d"):
             zm.compression_report(model, wrong)
+
+
+def test_report_of_parameters_outside_of_layers(tmp_path):
+    model = network(
+        lambda self, x: self.dense2(torch.relu(self.dense1(x + self.position)) * self.block.gamma),
+        dense1=nn.Linear(8, 16),
+        block=nn.ParameterDict({"gamma": torch.rand(16), "unread": torch.rand(3)}),
+        dense2=nn.Linear(16, 3),
+    )
+    model.position = nn.Parameter(torch.randn(1, 5, 8))
+    zero_out(model, 0.6)
+    x = torch.randn(2, 5, 8)
+    compressed = zm.compress(model, x)
+    report = zm.compression_report(model, compressed, x)
+    assert [row.name for row in report.layers][-3:] == ["position", "block.gamma", "block.unread"]
+    assert report["position"].after == ()
+    assert report["block.unread"].after is None
+    assert report["block.unread"].note == "never read"
+    assert sum(row.size_before for row in report.layers) == report.original_size
+    assert sum(row.size_after for row in report.layers) <= report.size

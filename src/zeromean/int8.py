@@ -13,9 +13,8 @@ from zeromean.module_surgery import copy_with_masks, replace_modules_
 def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
     """A copy of the model with its large plain linear layers in int8, for inference.
 
-    It pays for batches: on one CPU thread a layer of 800 × 500 is 3 times faster for 256 objects
-    and 1.7 times for 16, and slower for a single one, for which it takes about a million weights
-    to pay. Stochastic layers stay as they are: make them plain first (`zm.to_deterministic`,
+    It pays for batches; a single object may take longer than before, unless layers are very large.
+    Stochastic layers stay as they are: make them plain first (`zm.to_deterministic`,
     `zm.compress`). So do layers with hooks. Sparse layers gain more from `zm.compress`.
 
     Args:

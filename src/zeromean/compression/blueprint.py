@@ -121,6 +121,8 @@ def _describe_layer(module: Any) -> tuple[dict[str, Any], Tensors]:
     for name, parameter in inspect.signature(kind).parameters.items():
         if name in ("device", "dtype") or name.startswith("_") or parameter.kind > 1:
             continue
+        if not hasattr(module, name):  # Deprecated names of others (Hardtanh).
+            continue
         value = getattr(module, name)
         value = value is not None if name == "bias" else value
         if value != parameter.default:

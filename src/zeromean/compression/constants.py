@@ -144,10 +144,11 @@ def _pointwise(node: fx.Node, layer: Any, values: Tensor) -> Tensor:
 
 def _called(node: fx.Node, values: Iterator[Tensor]) -> Tensor:
     """What the function of a node makes of these in place of its inputs."""
-    arguments: Any = map_arg(node.args, lambda _: next(values).clone())
+    arguments: Any = map_arg((node.args, node.kwargs), lambda _: next(values).clone())
+    args, kwargs = arguments
     call: Any = node.target
     call = getattr(Tensor, call) if node.op == "call_method" else call
-    return call(*arguments, **node.kwargs)
+    return call(*args, **kwargs)
 
 
 def _scaled(layer: Any, source: Units) -> Units | None:

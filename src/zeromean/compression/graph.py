@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,11 +83,17 @@ def name_nodes_(network: fx.GraphModule, layers: Mapping[str, str]) -> None:
         if node.op == "call_module":
             if node.target not in names:
                 name = node.target.replace(".", "_").rstrip("_")
-                while name in names.values():
+                while name in names.values() or not _is_free(network, name):
                     name += "_"
                 names[node.target] = name
             layer = layers.get(node.target, node.target)
             node.meta |= {"layer": layer, "name": names[node.target]}
+
+
+def _is_free(network: fx.GraphModule, name: str) -> bool:
+    """Whether a module of a graph can have a name: it becomes an attribute, in code."""
+    taken = hasattr(fx.GraphModule, name) or name in vars(network)
+    return bool(name) and not keyword.iskeyword(name) and not taken
 
 
 def _add_module_(network: fx.GraphModule, node: fx.Node, module: nn.Module, suffix: str) -> str:

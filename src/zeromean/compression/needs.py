@@ -17,7 +17,7 @@ from zeromean.compression.layout import Units
 from zeromean.compression.reading import foldable, reads, taps
 from zeromean.compression.recurrence import spread_needs_
 from zeromean.compression.roles import Role, role_of, unit_sources
-from zeromean.compression.states import blocks_of, states_read
+from zeromean.compression.states import blocks_of, bundle_of, states_read
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ def _spread_(network: fx.GraphModule, known: dict[fx.Node, Units], needs: Needs)
                 for source in unit_sources(network, node):
                     if source in known:
                         _spread_to_(network, node, source, known, needs)
+                    else:
+                        _need_all_(network, source, node, needs)
 
 
 def _spread_recurrent_(
@@ -74,7 +76,7 @@ def _spread_recurrent_(
     silent = by_blocks(layer, known[node].constants == 0)
     inputs = spread_needs_(layer, silent, by_blocks(layer, needs.units[node]))
     if not reads(layer, known.get(source)):
-        _need_all_(source, node, needs)
+        _need_all_(network, source, node, needs)
     else:
         needs.units[source].logical_or_(inputs & known[source].constants.isnan())
 
@@ -89,7 +91,7 @@ def _spread_to_(
     role, layer = role_of(network, node), layer_of(network, node)
     makes = role in (Role.AFFINE, Role.DEPTHWISE)
     if node not in known or role is Role.GROUPED or (makes and not reads(layer, known[source])):
-        _need_all_(source, node, needs)
+        _need_all_(network, source, node, needs)
         return
     ours, theirs = needs.units[node], needs.units[source]
     if role is Role.AFFINE:
@@ -124,7 +126,8 @@ def _needs_all_channels(
     return not reads(layer_of(network, node), known.get(node.all_input_nodes[0]))
 
 
-def _need_all_(source: fx.Node, reader: fx.Node, needs: Needs) -> None:
+def _need_all_(network: fx.GraphModule, source: fx.Node, reader: fx.Node, needs: Needs) -> None:
+    source = bundle_of(network, source) or source
     if source in needs.units:
         needs.units[source].fill_(True)
         needs.readers.setdefault(source, reader)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
+from zeromean.compression import sparse_coding
 from zeromean.compression.analysis import Analysis, analyse, graph_of
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.blueprint import stored_tensors
@@ -19,6 +20,7 @@ from zeromean.compression.needs import by_blocks
 from zeromean.compression.roles import Role, role_of
 from zeromean.compression.sizes import size_in_file, size_in_memory
 from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
+from zeromean.compression.tracing import is_leaf
 from zeromean.monte_carlo import Inputs
 from zeromean.posteriors import Posterior
 from zeromean.stochastic import StochasticModule
@@ -54,7 +56,7 @@ class CompressionReport:
     """What has become of every layer; `print` shows it as a table.
 
     Attributes:
-        layers: The layers of the model that have parameters.
+        layers: The layers of the model that have parameters, and parameters outside of layers.
         original_size: Bytes of the model, with one number for every weight.
         size: Bytes of the tensors in a file that `export.save_compressed` writes.
         obstacle: Why no units could be removed, empty where nothing was in the way.
@@ -118,6 +120,9 @@ def compression_report(
         example_inputs: Those that `zm.compress` got, if it got any.
     """
     layers = {name: module for name, module in model.named_modules() if _is_layer(module)}
+    # What is not in a layer: positions to add to embeddings, say.
+    in_leaves = {id(p) for m in model.modules() if is_leaf(m) for p in m.parameters()}
+    alone = {n: p for n, p in model.named_parameters() if id(p) not in in_leaves}
     obstacle = ""
     try:
         network = graph_of(plain_copy(model), example_inputs)
@@ -125,10 +130,13 @@ def compression_report(
         obstacle = f"No units are removed: torch.fx cannot trace the model ({error})."
         fates = {name: _Fate(name, "") for name in layers}
         places = dict(compressed.named_modules())
+        read = set(alone)
     else:
         fates = _fates(analyse(network, example_inputs))
         places = _places(compressed, fates)
+        read = {node.target for node in network.graph.nodes if node.op == "get_attr"}
     rows = [_row(name, layer, _fate_of(name, fates), places) for name, layer in layers.items()]
+    rows += [_parameter_row(name, tensor, name in read) for name, tensor in alone.items()]
     return CompressionReport(tuple(rows), size_in_memory(model), size_in_file(compressed), obstacle)
 
 
@@ -228,9 +236,18 @@ def _row(name: str, layer: nn.Module, fate: _Fate, places: dict[str, nn.Module])
     )
 
 
+def _parameter_row(name: str, parameter: Tensor, read: bool) -> CompressedLayer:
+    if not read:
+        return CompressedLayer(name, (), None, 0.0, "none", parameter.nbytes, 0, "never read")
+    left = float(parameter.count_nonzero()) / parameter.numel() if parameter.numel() else 1.0
+    size = sparse_coding.size(parameter)
+    return CompressedLayer(name, (), (), left, "dense", parameter.nbytes, size, "as it was")
+
+
 def _is_layer(module: nn.Module) -> bool:
     own = any(parameter is not None for parameter in module._parameters.values())
-    return isinstance(module, StochasticModule) or (own and not isinstance(module, Posterior))
+    layer = own and is_leaf(module) and not isinstance(module, Posterior)
+    return isinstance(module, StochasticModule) or layer
 
 
 def _storage(module: nn.Module) -> str:

@@ -65,7 +65,13 @@ def is_pointwise(layer: Any) -> bool:
 
 
 def unit_sources(network: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
-    """The nodes whose units a node reads: behind last states, the recurrent layer."""
+    """The nodes whose units a node reads: for what picks a last state, the recurrent layer.
+
+    All last states together have none that could go one by one: they are a block for each layer
+    and direction.
+    """
+    if role_of(network, node) is not Role.STATES:
+        return node.all_input_nodes
     return [bundle_of(network, source) or source for source in node.all_input_nodes]
 
 

@@ -31,7 +31,7 @@ def trace(model: nn.Module, given: Collection[str] = ()) -> fx.GraphModule:
     Args:
         given: Names of the optional arguments that the graph takes; the others keep their defaults.
     """
-    alone = _Tracer().is_leaf_module(model, "")
+    alone = is_leaf(model)
     if alone:
         model = nn.Sequential(model)
     if has_hooks(model):
@@ -58,14 +58,29 @@ def trace(model: nn.Module, given: Collection[str] = ()) -> fx.GraphModule:
     return network
 
 
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module is one node of a graph; of others the graph shows what is inside."""
+    holder = isinstance(module, (nn.ParameterDict, nn.ParameterList))  # These are never called.
+    return not holder and _Tracer().is_leaf_module(module, "")
+
+
 def record_shapes_(network: fx.GraphModule, args: tuple, kwargs: dict[str, Any]) -> None:
     """Note the shape that the output of every node has for an example."""
     arguments = inspect.signature(network.forward).bind(*args, **kwargs)
     arguments.apply_defaults()
-    _ShapeRecorder(network).run(*arguments.args)
+    _ShapeRecorder(network, arguments.kwargs).run(*arguments.args)
 
 
 class _ShapeRecorder(fx.Interpreter):
+    def __init__(self, network: fx.GraphModule, keywords: dict[str, Any]):
+        super().__init__(network)
+        self.keywords = keywords
+
+    def placeholder(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if target.startswith("**"):
+            return self.keywords
+        return super().placeholder(target, args, kwargs)
+
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, Tensor):
