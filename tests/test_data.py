@@ -692,3 +692,15 @@ def test_subsets_by_indices_and_by_masks():
         digits.subset(torch.ones(3, dtype=torch.bool))
     with pytest.raises(TypeError, match=r"needs indices, got numbers of type torch\.float32"):
         digits.subset(torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.bool])
+def test_labels_become_int64(dtype):
+    labels = data.ImageSet(torch.zeros(2, 3), torch.tensor([0, 1]).to(dtype), 2).labels
+    assert torch.equal(labels, torch.tensor([0, 1]))
+    assert labels.dtype == torch.int64
+
+
+def test_a_folder_of_an_unknown_user_is_refused():
+    with pytest.raises(ValueError, match="There is no user for the data folder ~nobody-there/x"):
+        data.load("mnist", "train", data_dir="~nobody-there/x")

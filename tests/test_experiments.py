@@ -149,7 +149,7 @@ def test_damaged_checkpoint_is_refused(tmp_path):
     path = tmp_path / "checkpoint"
     path.write_bytes(b"cut short")
     model = small_networks.digits_network(torch.nn.Linear)
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"is cut short or damaged\. Remove it"):
         small_networks.train(
             model,
             torch.randn(10, 64),

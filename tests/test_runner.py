@@ -1,6 +1,8 @@
 """The experiment runner: folders, resuming, skipping, refusing; and what is kept of the runs."""
 
+import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -379,3 +382,72 @@ def test_processes_may_write_the_same_file(tmp_path):
         for future in [threads.submit(write) for _ in range(4)]:
             future.result()
     assert [path.name for path in tmp_path.iterdir()] == ["network.json"]
+
+
+def test_a_record_keeps_seeds_that_the_runs_lack(fake, place, tmp_path, capsys):
+    runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    before = path.read_text()
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), [1], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == []
+    assert path.read_text() == before
+    assert "stays as it is: it has seeds 0, 2 too" in capsys.readouterr().err
+    runner.run_experiment("fake", Config(), [0, 1, 2, 3], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == [path]
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '"x"', '{"runs": [{}]}', '{"runs'])
+def test_a_damaged_record_is_named(fake, place, tmp_path, content):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"fake\.json is damaged .*; delete it"):
+        records.collect(place.runs, tmp_path / "results")
+
+
+def test_a_run_without_its_configuration_is_named(fake, place):
+    (folder,) = runner.run_experiment("fake", Config(), [0], place=place)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"config\.json is missing; move its folder away"):
+        records.status("fake", place.runs)
+
+
+def test_commands_quote_what_the_shell_would_split():
+    linear_real = experiments.load("linear_real")
+    config = dataclasses.replace(linear_real.Config(), sets=("diabetes", "breast cancer"))
+    assert "--sets diabetes 'breast cancer' --seeds" in runner.command("linear_real", config)
+
+
+def test_an_error_is_not_lost_where_it_cannot_be_written_down(fake, place, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    def run(config, log):
+        monkeypatch.setattr(Path, "write_text", full)
+        raise ValueError("what has gone wrong")
+
+    monkeypatch.setattr(fake, "run", run)
+    with pytest.raises(ValueError, match="what has gone wrong"):
+        runner.run_experiment("fake", Config(), place=place)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bandit", {"lr": math.nan}, "--lr must be a finite number, got nan"),
+        ("fig1", {"steps": -1}, "--steps must not be negative, got -1"),
+        ("table1", {"parameterizations": ()}, "--parameterizations needs at least one value"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(place, name, change, message):
+    config = dataclasses.replace(experiments.load(name).SMOKE, **change)
+    with pytest.raises(ValueError, match=message):
+        runner.run_experiment(name, config, place=place)
+
+
+def test_all_sizes_of_all_experiments_are_sensible():
+    for name in experiments.REGISTRY:
+        experiment = experiments.load(name)
+        for config in (experiment.Config(), experiment.QUICK, experiment.SMOKE):
+            runner._require_sensible(config, experiment.Config())

@@ -252,6 +252,19 @@ def test_checkpoint_cut_short_falls_back_to_the_one_before(tmp_path, caplog, kep
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2, 3]
 
 
+def test_checkpoint_with_a_changed_number_falls_back_to_the_one_before(tmp_path, caplog):
+    config = run_until_epoch_3(tmp_path)
+    path = tmp_path / "checkpoint.ckpt"
+    content = bytearray(path.read_bytes())
+    # Wherever it is: numbers and their names are all in the checksums.
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING, "zeromean.training"):
+        resumed = fit(small_network(), blobs(), config, folder=tmp_path)
+    assert "cut short or damaged. Going back to epoch 1" in caplog.text
+    assert resumed.resumed_from == 1
+
+
 def test_damaged_checkpoints_are_refused_and_left_alone(tmp_path):
     config = run_until_epoch_3(tmp_path)
     for path in tmp_path.glob("*.ckpt"):
@@ -375,6 +388,24 @@ def test_first_step_is_the_elbo_of_a_plain_loop(tmp_path):
     assert row["elbo"] == pytest.approx(row["data_term"] - row["kl"])
     assert row["data_term"] == pytest.approx(-60 * row["nll"])
     assert row["kl/3"] == row["kl"] == pytest.approx(zm.kl_divergence(trained).item())
+
+
+@pytest.mark.parametrize(("num", "batch_size", "steps"), [(61, 20, 3), (62, 20, 4), (6, 1, 6)])
+def test_batchnorm_gets_no_last_batch_of_one_image(tmp_path, num, batch_size, steps):
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(4, 8), zm.Linear(8, 3)]
+    if batch_size > 1:
+        layers.insert(2, nn.BatchNorm1d(8))
+    seen = []
+
+    class Count(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(len(batch[1]))
+
+    config = small_config(epochs=1, batch_size=batch_size)
+    fit(nn.Sequential(*layers), blobs(num), config, folder=tmp_path, callbacks=[Count()])
+    assert len(seen) == steps
+    assert sum(seen) == num - (num % batch_size == 1)
 
 
 def test_pruned_weights_stay_pruned_through_training_and_interruptions(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import io
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ class Demo:
 
 @dataclass(frozen=True, kw_only=True)
 class List:
-    """Show every table and figure, what it needs, and whether it has been run."""
+    """Show the tables and figures, what they need, and which have been run here."""
 
     runs: Path = Path("runs")
     """Folder of the runs."""
@@ -65,7 +66,7 @@ class List:
         from zeromean.experiments import records
 
         table = Table(box=None, pad_edge=False)
-        for heading in ("name", "what it shows", "data", "runs"):
+        for heading in ("name", "what it shows", "data", f"in {self.runs}"):
             table.add_column(heading)
         for name in experiments.REGISTRY:
             experiment = experiments.load(name)
@@ -230,6 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(
             f"the command line needs {', '.join(missing)}; run: pip install 'zeromean[cli]'"
         )
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # Not every terminal knows α and ±.
     try:
         return _parse(arguments).run()
     except KeyboardInterrupt:
@@ -297,7 +301,7 @@ def _print_metrics(name: str, folders: Sequence[Path]) -> None:
     from zeromean.experiments import records, runner
 
     for folder in folders:
-        done = runner.read_json(folder / "done.json")
+        done = runner.read_json(folder / "done.json", "metrics")
         print(f"{name}, {folder.name}: {folder}")
         for key, value in records.flat(done["metrics"]).items():
             print(f"  {key} = {value:.6g}")

@@ -15,7 +15,7 @@ class ImageSet:
 
     Attributes:
         images: `(N, C, H, W)`, float32 in [0, 1]. The toy problem has points, `(N, 2)`, instead.
-        labels: `(N,)`, int64.
+        labels: `(N,)`, int64; other integers become so.
         num_classes: How many classes there are, also where a subset lacks some.
     """
 
@@ -29,6 +29,9 @@ class ImageSet:
                 f"An ImageSet needs a label for each image, got {len(self.images)} images and "
                 f"{len(self.labels)} labels."
             )
+        if not self.labels.is_floating_point():
+            # Losses want int64, whatever integers a file holds.
+            object.__setattr__(self, "labels", self.labels.long())
 
     def __len__(self) -> int:
         return len(self.labels)

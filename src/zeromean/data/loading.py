@@ -70,7 +70,10 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
     """The argument, else the environment variable ZEROMEAN_DATA, else the platform's cache."""
     chosen = data_dir or os.environ.get(FOLDER_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise ValueError(f"There is no user for the data folder {chosen}.") from None
     try:
         import pooch
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Every table and figure of the papers, one module each.
+"""Tables and figures of the papers, one module each.
 
 An experiment is a module with
 

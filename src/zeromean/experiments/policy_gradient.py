@@ -27,6 +27,7 @@ from zeromean.experiments.environments import (
     make_environment,
     make_environments,
 )
+from zeromean.training.checkpoint import DamagedError, load_tensors, save_tensors
 
 # Standard deviations with which noisy networks start: Fortunato et al. (2017), section 3.2. The
 # factorized noise there has variance 2/π in place of 1.
@@ -267,16 +268,14 @@ class Learner:
             "advantage_scale": self.advantage_scale,
             "length": self.length,
         }
-        temporary = path.with_name(path.name + ".tmp")
-        torch.save(state, temporary)
-        temporary.replace(path)
+        save_tensors(path, state)
 
     @torch.no_grad()
     def restore(self, path: Path) -> list:
         try:
-            state = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise ValueError(f"{path} is damaged ({error}); remove it.") from None
+            state = load_tensors(path)
+        except DamagedError as error:
+            raise ValueError(f"{error} Remove it.") from error
         for name, value in state["parameters"].items():
             self.parameters[name].copy_(value)
         for name, value in state["baseline"].items():

@@ -119,8 +119,9 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"there is no network {unknown[0]!r}; choose from {', '.join(NETWORKS)}.")
     results: dict[str, Any] = {}
-    for network in config.networks:
-        data = _shuffled(network, config, log)
+    # All of them first: what is missing should not be found after hours of training.
+    sets = {network: _shuffled(network, config, log) for network in config.networks}
+    for network, data in sets.items():
         for kind in ("sparse", "dropout"):
             trained = _train(network, kind, config, data, log)
             if kind == "sparse":

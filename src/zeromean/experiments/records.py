@@ -25,13 +25,9 @@ def collect(runs: Path, results: Path) -> list[Path]:
         if record["runs"]:
             results.mkdir(parents=True, exist_ok=True)
             path = results / f"{name}.json"
-            before = _size_of(path)
-            if before is not None and SIZES.index(before) < SIZES.index(record["runs"][0]["size"]):
-                print(
-                    f"{path} stays as it is: it has runs of the {before} size, and {runs} only "
-                    f"{record['runs'][0]['size']} ones.",
-                    file=sys.stderr,
-                )
+            lost = _lost(_runs_in(path), record["runs"])
+            if lost:
+                print(f"{path} stays as it is: it has {lost}, and {runs} not.", file=sys.stderr)
                 continue
             replace_text(path, _with_short_lists(to_json(record, indent=1)) + "\n")
             paths.append(path)
@@ -95,10 +91,31 @@ def flat(
     return numbers
 
 
-def _size_of(path: Path) -> str | None:
-    """The best size of the runs in a record, None where there is none."""
-    runs = runner.read_json(path).get("runs", []) if path.exists() else []
-    return min((run["size"] for run in runs), key=SIZES.index, default=None)
+def _runs_in(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    runs = runner.read_json(path, "runs", remedy="delete it")["runs"]
+    known = {"size", "digest", "seed"}
+    if not all(isinstance(run, dict) and known <= run.keys() for run in runs):
+        raise ValueError(f"{path} is damaged (its runs have no size, digest or seed); delete it.")
+    return runs
+
+
+def _lost(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """What a record would lose for new runs: a better size, or seeds of the configuration shown."""
+    if not before:
+        return ""
+    size = min((run["size"] for run in before), key=_rank)
+    if _rank(size) < _rank(after[0]["size"]):
+        return f"runs of the {size} size"
+    digest = after[0]["digest"]
+    there = {run["seed"] for run in after if run["digest"] == digest}
+    seeds = sorted({run["seed"] for run in before if run["digest"] == digest} - there)
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} too" if seeds else ""
+
+
+def _rank(size: str) -> int:
+    return SIZES.index(size) if size in SIZES else len(SIZES)
 
 
 def status(name: str, runs: Path) -> str:
@@ -116,15 +133,9 @@ def _finished(name: str, runs: Path) -> Iterator[dict[str, Any]]:
         runner.digest(experiment.Config()): "full",
     }
     for path in sorted((runs / name).glob("*/seed-*/done.json")):
-        identity = runner.read_json(path.with_name("config.json"))
+        identity = runner.read_json(path.with_name("config.json"), "config")
         digest = path.parent.parent.name
-        done = runner.read_json(path)
-        missing = {"command", "duration", "environment", "commit", "metrics"} - done.keys()
-        if missing:
-            raise ValueError(
-                f"{path} lacks {', '.join(sorted(missing))}, of another version perhaps; move its "
-                "folder away."
-            )
+        done = runner.read_json(path, "command", "duration", "environment", "commit", "metrics")
         yield {
             "digest": digest,
             "size": sizes.get(_digest_today(experiment, identity["config"]), "custom"),

@@ -74,15 +74,6 @@ class RunLog:
             with path.open("a", encoding="utf-8") as file:
                 file.write(line)
 
-    def save_array(self, name: str, **arrays: Any) -> Path:
-        """Write arrays to `name`.npz."""
-        path = self.folder / f"{name}.npz"
-        temporary = path.with_name(f"{name}.tmp.npz")
-        plain_arrays: dict[str, Any] = {key: np.asarray(a) for key, a in arrays.items()}
-        np.savez_compressed(temporary, **plain_arrays)
-        temporary.replace(path)
-        return path
-
     def say(self, text: str) -> None:
         """Tell the user what is going on."""
         if self.progress:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,7 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -68,8 +70,9 @@ def run_experiment(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
-    if not seeds or min(seeds) < 0:
-        raise ValueError(f"seeds must be numbers of at least 0, got {list(seeds)}.")
+    if not seeds or min(seeds) < 0 or max(seeds) >= 2**32:
+        raise ValueError(f"seeds must be numbers from 0 to 2³² - 1, got {list(seeds)}.")
+    _require_sensible(config, experiments.load(name).Config())
     configs = [dataclasses.replace(config, seed=seed) for seed in dict.fromkeys(seeds)]
     folders = [run_folder(name, c, place.runs) for c in configs]
     pending = [
@@ -83,6 +86,25 @@ def run_experiment(
     else:
         _run_in_processes(name, pending, place, jobs)
     return folders
+
+
+def _require_sensible(config: Any, usual: Any) -> None:
+    """Refuse what no option can mean, before anything is trained."""
+    for field in dataclasses.fields(config):
+        option = f"--{field.name.replace('_', '-')}"
+        values, defaults = (_as_tuple(getattr(each, field.name)) for each in (config, usual))
+        if defaults and not values:
+            raise ValueError(f"{option} needs at least one value.")
+        for value in values:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{option} must be a finite number, got {value}.")
+            usually = any(isinstance(each, int | float) and each < 0 for each in defaults)
+            if isinstance(value, int) and value < 0 and not usually:
+                raise ValueError(f"{option} must not be negative, got {value}.")
+
+
+def _as_tuple(value: Any) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def run_one(name: str, config: Any, place: Place) -> Path:
@@ -149,11 +171,22 @@ def is_finished(name: str, config: Any, folder: Path) -> bool:
     return identity.exists() and (folder / "done.json").exists()
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *keys: str, remedy: str = "move its folder away") -> dict[str, Any]:
+    """An object that has these keys."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; {remedy}.") from None
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); move its folder away.") from None
+        raise ValueError(f"{path} is damaged ({error}); {remedy}.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged (it holds no object); {remedy}.")
+    missing = sorted(set(keys) - value.keys())
+    if missing:
+        raise ValueError(
+            f"{path} lacks {', '.join(missing)}, of another version perhaps; {remedy}."
+        )
+    return value
 
 
 def command(name: str, config: Any) -> str:
@@ -217,8 +250,7 @@ def _option(key: str, value: Any) -> str:
     flag = key.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    values = value if isinstance(value, tuple) else (value,)
-    return " ".join([f"--{flag}", *map(str, values)])
+    return " ".join([f"--{flag}", *(shlex.quote(str(each)) for each in _as_tuple(value))])
 
 
 @contextmanager
@@ -228,7 +260,8 @@ def _traceback_in(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        path.write_text(traceback.format_exc(), encoding="utf-8")
+        with suppress(OSError):  # A full disk may be what has gone wrong.
+            path.write_text(traceback.format_exc(), encoding="utf-8")
         raise
 
 
@@ -249,34 +282,41 @@ def _run_in_processes(name: str, configs: list[Any], place: Place, jobs: int) ->
     # A fresh interpreter for each run: forking a process that has used torch's threads can hang.
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(configs))
-    running: dict[Any, Any] = {}  # processes by the connections over which they report
+    # Seeds and processes, by the connections over which they report.
+    running: dict[Any, tuple[int, Any]] = {}
     failures: list[tuple[bool, str]] = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 receiver, sender = context.Pipe(duplex=False)
+                config = waiting.pop()
                 process = context.Process(
-                    target=_child, args=(name, waiting.pop(), place, sender), daemon=True
+                    target=_child, args=(name, config, place, sender), daemon=True
                 )
                 with _one_thread(), _deaf_to_interrupts():
                     process.start()
                 sender.close()
-                running[receiver] = process
+                running[receiver] = config.seed, process
             ready: list[Any] = wait(list(running))
             for receiver in ready:
-                process = running.pop(receiver)
+                seed, process = running.pop(receiver)
                 try:
                     failure = receiver.recv()
                 except EOFError:
                     process.join()
-                    failure = (False, f"a process died with code {process.exitcode}.")
+                    failure = (
+                        True,
+                        f"The process of seed {seed} was ended from outside (code "
+                        f"{process.exitcode}), for want of memory perhaps; run again to go on, "
+                        "with fewer --jobs if need be.",
+                    )
                 process.join()
                 if failure is not None:
                     failures.append(failure)
     finally:
-        for process in running.values():
+        for _, process in running.values():
             process.terminate()
-        for process in running.values():
+        for _, process in running.values():
             process.join()
     if failures:
         text = "\n".join(dict.fromkeys(text for _, text in failures))

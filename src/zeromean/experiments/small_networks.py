@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeromean as zm
+from zeromean.training.checkpoint import DamagedError, load_tensors, save_tensors
 
 HIDDEN = 100
 
@@ -105,16 +106,14 @@ def _save(path: Path, step: int, model: nn.Module, optimizer: Any, schedule: Any
         "generator": torch.get_rng_state(),
     }
     state["schedule"] = {k: v for k, v in state["schedule"].items() if k != "lr_lambdas"}
-    temporary = path.with_name(path.name + ".tmp")
-    torch.save(state, temporary)
-    temporary.replace(path)
+    save_tensors(path, state)
 
 
 def _restore(path: Path, model: nn.Module, optimizer: Any, schedule: Any) -> int:
     try:
-        state = torch.load(path, weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it.") from None
+        state = load_tensors(path)
+    except DamagedError as error:
+        raise ValueError(f"{error} Remove it.") from error
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.__dict__.update(state["schedule"])

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,10 @@ class CheckpointFolder:
 
     def save(self, state: dict[str, Any]) -> None:
         """Write a checkpoint; whatever happens meanwhile, the last one stays readable."""
-        content = io.BytesIO()
-        torch.save({"format_version": FORMAT_VERSION, **state}, content)
         try:
-            replace_file(self.latest, content.getbuffer(), keep_as=self.previous)
+            save_tensors(
+                self.latest, {"format_version": FORMAT_VERSION, **state}, keep_as=self.previous
+            )
         except OSError as error:
             kept = next((p for p in (self.latest, self.previous) if p.exists()), None)
             raise OSError(
@@ -75,7 +76,7 @@ class CheckpointFolder:
                 continue
             try:
                 state = _read(path)
-            except _DamagedError as error:
+            except DamagedError as error:
                 damage = damage or error
                 continue
             if damage is not None:
@@ -139,19 +140,37 @@ def write_bytes(path: Path, content: Any) -> None:
         os.fsync(file.fileno())
 
 
-class _DamagedError(Exception):
-    """A checkpoint that cannot be read."""
+def save_tensors(path: Path, state: dict[str, Any], *, keep_as: Path | None = None) -> None:
+    """Write tensors and plain values, all or nothing, for `load_tensors`."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    replace_file(path, content.getbuffer(), keep_as=keep_as)
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """What `save_tensors` wrote; a DamagedError where the file is not as it was."""
+    content = io.BytesIO(path.read_bytes())
+    try:
+        with zipfile.ZipFile(content) as archive:
+            damaged = archive.testzip()  # torch.load does not look at the checksums.
+        content.seek(0)
+        state = torch.load(content, weights_only=True)
+    except Exception as error:  # torch raises a dozen kinds here, depending on where it is cut.
+        raise DamagedError(f"{path} is cut short or damaged.") from error
+    if damaged is not None or not isinstance(state, dict):
+        raise DamagedError(f"{path} is cut short or damaged.")
+    return state
+
+
+class DamagedError(ValueError):
+    """A file that cannot be read, or has changed since it was written."""
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = path.read_bytes()
-        state = torch.load(io.BytesIO(content), weights_only=True)
-        version = state["format_version"]
-    except OSError:
-        raise  # It may be whole, and another time readable.
-    except Exception as error:  # torch raises a dozen kinds here, depending on where it is cut.
-        raise _DamagedError(f"{path} is cut short or damaged.") from error
+    state = load_tensors(path)
+    version = state.get("format_version")
+    if version is None:
+        raise DamagedError(f"{path} is cut short or damaged.")
     if version != FORMAT_VERSION:
         raise ValueError(
             f"{path} has format version {version}, but this zeromean reads version "

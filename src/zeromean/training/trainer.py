@@ -103,7 +103,14 @@ def fit(
             return FitResult(model, state["history"], files.folder, done)
         _log.info("Resuming %s after epoch %d of %d.", files.folder, done, config.epochs)
 
-    batches = Batches(train, config.batch_size, seed=config.seed, augment=augment)
+    batches = Batches(
+        train,
+        config.batch_size,
+        seed=config.seed,
+        # BatchNorm can make nothing of a single image. Which one is left over depends on the epoch.
+        drop_last=len(train) > 1 and len(train) % config.batch_size == 1,
+        augment=augment,
+    )
     module = ElboModule(model, config, num_data=len(train), steps_per_epoch=len(batches))
     recorder = Recorder(files, description, state, test=test, on_epoch=on_epoch)
     with isolated(derived_seed(config.seed, 0)), _quiet_lightning():
