@@ -685,3 +685,27 @@ def test_gates_are_additive_unless_another_posterior_is_asked_for():
     model = nn.Sequential(nn.GRU(3, 4))
     zm.make_stochastic_(model, posterior=zm.ZeroMean)
     assert isinstance(model[0].weight_hh_l0, zm.ZeroMean)
+
+
+def test_recalibration_passes_over_a_last_batch_of_one_object():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), zm.Linear(4, 8), nn.BatchNorm1d(8))
+    data = torch.randn(41, 4)
+    assert zm.recalibrate_batchnorm_(model, data.split(10)) == 4
+    means = torch.stack([batch.mean(0) for batch in data[:40].split(10)])
+    torch.testing.assert_close(model[0].running_mean, means.mean(0))
+    with pytest.raises(ValueError, match="batches of one object only"):
+        zm.recalibrate_batchnorm_(model, data[:2].split(1))
+    torch.testing.assert_close(model[0].running_mean, means.mean(0))
+
+
+def test_a_stochastic_layer_put_into_an_encoder_by_hand_works_in_eval_mode():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    layer.linear1 = zm.Linear(8, 16)
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        assert layer.eval()(x).shape == x.shape
+        with zm.sampling(layer, zm.mean):
+            torch.testing.assert_close(layer(x), layer(x))
+    with pytest.raises(TypeError, match=r"linear needs a tensor.*call the layer"):
+        F.linear(x, layer.linear1.weight)

@@ -378,3 +378,13 @@ def test_wrong_inputs_are_refused(noise):
 def test_wrong_settings_are_refused(build, match):
     with pytest.raises(ValueError, match=match):
         build()
+
+
+def test_lognormal_noise_means_the_same_on_both_sides_of_the_interval():
+    location = torch.linspace(-21, 1, 200, dtype=torch.float64)
+    for uniform in (0.05, 0.5, 0.9):
+        noise = torch.full_like(location, uniform)
+        theta = lognormal.sample(location, torch.full_like(location, 1.5), -20.0, 0.0, noise)
+        assert (theta.diff() >= 0).all()
+        more = lognormal.sample(location, torch.full_like(location, 1.5), -20.0, 0.0, noise + 0.05)
+        assert (more >= theta).all()

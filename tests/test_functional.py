@@ -441,3 +441,12 @@ def test_table_is_the_one_the_fit_produces():
         [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_single(dtype):
+    z = torch.linspace(-3, 3, 7, dtype=dtype)
+    torch.testing.assert_close(zf.dawson(z), zf.dawson(z.float()).to(dtype))
+    torch.testing.assert_close(
+        zf.student_t_kl(z, z, 1e-3), zf.student_t_kl(z.float(), z.float(), 1e-3).to(dtype)
+    )

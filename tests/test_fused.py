@@ -1,5 +1,7 @@
 """The fused local sampler against the plain one: same noise, same values, same gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -271,3 +273,16 @@ def test_a_padding_row_has_no_noise_with_gradients_either():
 def test_layers_run_on_the_meta_device():
     layer = zm.Linear(3, 2, device="meta")
     assert layer(torch.empty(4, 3, device="meta")).shape == (4, 2)
+
+
+@pytest.mark.parametrize("kind", [zm.Conv2d, zm.Conv3d])
+def test_weights_and_inputs_in_other_formats_draw_the_same_without_gradients(kind):
+    dims = 2 if kind is zm.Conv2d else 3
+    layer = kind(1, 6, 3, posterior=partial(zm.Additive, log_variance=0.0))
+    layer = layer.to(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
+    x = torch.randn(2, 1, *[6] * dims)
+    torch.manual_seed(1)
+    expected = layer(x)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected)

@@ -348,3 +348,13 @@ def test_terms_that_are_no_single_numbers_are_refused():
         zm.GaussianLikelihood(3).nll(torch.zeros(5, 1), torch.zeros(5, 1))
     with pytest.raises(ValueError, match="num_outputs must be at least 1, got 0"):
         zm.GaussianLikelihood(0)
+
+
+def test_frozen_parameters_are_not_clipped():
+    posterior = partial(zm.Multiplicative, share="layer", log_alpha=2.0)
+    model = nn.Sequential(
+        zm.Linear(3, 3, posterior=posterior), zm.Linear(3, 3, posterior=zm.Additive)
+    ).requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    zm.clip_log_alpha_(model, low=0.0, high=0.0)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

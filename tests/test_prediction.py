@@ -677,3 +677,51 @@ def test_seeded_predictions_in_threads_are_reproduced():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+@pytest.mark.parametrize("predict", [zm.predict_proba, zm.predict_moments, zm.sample_outputs])
+def test_batches_of_objects_are_put_together(predict, batch_size):
+    model, inputs = network(), torch.randn(7, 4)
+    whole = predict(model, inputs, 5, sampler=zm.weight, seed=0)
+    parts = predict(model, inputs, 5, sampler=zm.weight, seed=0, batch_size=batch_size)
+    # Every sample is one network, for all objects.
+    torch.testing.assert_close(parts, whole)
+
+
+def test_batches_bound_what_the_model_sees_at_once():
+    seen = []
+
+    class Watch(nn.Module):
+        def forward(self, x, shared):
+            seen.append(len(x))
+            return x + shared
+
+    model = nn.Sequential(zm.Linear(4, 3))
+    watched = Watch()
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, shared):
+            return watched(self.model(x), shared)
+
+    inputs = {"x": torch.randn(10, 4), "shared": torch.zeros(3)}
+    uncertainty = zm.predictive_uncertainty(Both(), inputs, 20, batch_size=4)
+    assert uncertainty.mutual_information.shape == (10,)
+    assert max(seen) == 4
+
+
+def test_batches_need_objects_along_the_first_dimension():
+    with pytest.raises(ValueError, match=r"objects along dimension 0.*\(3, 2\)"):
+        zm.sample_outputs(network(), torch.randn(4, 4), 2, batch_size=2, select=lambda y: y.T)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        zm.sample_outputs(network(), torch.randn(4, 4), 2, batch_size=0)
+
+
+@pytest.mark.parametrize("inputs", [torch.randn(4, 4).numpy(), [torch.randn(4, 4)]])
+def test_inputs_that_are_no_tensors_are_refused(inputs):
+    with pytest.raises(TypeError, match=r"must be a tensor.*got .*torch\.as_tensor\(inputs\)"):
+        zm.predict_proba(network(), inputs)

@@ -365,3 +365,20 @@ def test_wrong_inputs_and_settings_are_refused(kind):
         build(kind, num_layers=2, dropout=1.5)
     with pytest.raises(ValueError, match="needs normal noise, got rademacher"):
         build(kind, "ZeroMean-rademacher", prior=zm.ARD())
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_models_that_flatten_parameters_can_be_converted(kind):
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = getattr(nn, kind)(4, 5, batch_first=True)
+
+        def forward(self, x):
+            self.rnn.flatten_parameters()
+            return self.rnn(x)[0]
+
+    model = Tagger()
+    zm.make_stochastic_(model, posterior=zm.Additive)
+    assert model(torch.randn(2, 6, 4)).shape == (2, 6, 5)
+    assert model.rnn.proj_size == 0

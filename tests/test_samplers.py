@@ -1,7 +1,10 @@
 """Samplers agree in mean and variance where theory says so, and differ where it says so."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
 import zeromean as zm
 from cases import LAYERS, POSTERIORS, SAMPLERS, build, is_allowed
@@ -185,3 +188,63 @@ def test_noise_has_zero_mean_and_unit_variance(noise, memory_format):
         assert set(drawn.unique().tolist()) == {-1.0, 1.0}
     if noise is zm.uniform:
         assert drawn.abs().max() <= 3**0.5
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(("scale", "value"), [(1.0, 300.0), (1.0, 1e-4), (2e-4, 1.0)])
+def test_local_noise_stays_in_the_range_of_float16(autocast, gradients, scale, value):
+    torch.manual_seed(0)
+    layer = zm.Linear(4, 2000, bias=False)
+    torch.nn.init.constant_(layer.weight.scale, scale)
+    x = torch.full((10, 4), value)
+    if not autocast:
+        layer, x = layer.half(), x.half()
+    with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.float16, enabled=autocast):
+        output = layer(x)
+    assert output.dtype == torch.float16
+    # 20,000 numbers know their spread to half a per cent.
+    assert output.float().std().item() == pytest.approx(2 * scale * value, rel=0.02)
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+def test_float16_has_finite_gradients_where_squares_overflow(posterior):
+    torch.manual_seed(0)
+    layer = build("Conv2d", posterior, sampler="moment_matched").half()
+    x = torch.full((2, layer.in_channels, 8, 8), 300.0).half().requires_grad_()
+    layer(x).float().mean().backward()
+    assert all(t.grad.isfinite().all() for t in (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("posterior", [zm.ZeroMean, zm.Additive])
+@pytest.mark.parametrize("sampler", [zm.local, zm.flipout, zm.weight, zm.mean])
+def test_autocast_gives_the_type_that_torch_gives(posterior, sampler):
+    for kind, arguments, x in (
+        ("Linear", (4, 6), torch.randn(2, 4)),
+        ("Conv2d", (4, 6, 3), torch.randn(2, 4, 5, 5)),
+    ):
+        layer = getattr(zm, kind)(*arguments, posterior=posterior, sampler=sampler)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(x).dtype == getattr(nn, kind)(*arguments)(x).dtype == torch.bfloat16
+
+
+def test_held_noise_by_object_under_autocast():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), zm.Conv2d(4, 6, 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16), zm.held_noise(model, num_objects=2):
+        assert model(torch.randn(2, 3, 8, 8)).dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own jvp
+@pytest.mark.parametrize("noise", [zm.normal, zm.rademacher, zm.uniform])
+@pytest.mark.parametrize("sampler", [zm.weight, zm.flipout])
+def test_forward_mode_differentiation_through_a_draw(noise, sampler):
+    layer = zm.Linear(4, 3, posterior=partial(zm.Additive, noise=noise), sampler=sampler).double()
+    x, direction = torch.randn(2, 5, 4, dtype=torch.float64)
+
+    def draw(x):
+        torch.manual_seed(0)
+        return layer(x)
+
+    _, slope = torch.func.jvp(draw, (x,), (direction,))
+    # Linear in x, for given noise.
+    torch.testing.assert_close(slope, draw(x + direction) - draw(x))

@@ -4,6 +4,7 @@ import os
 import stat
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -484,3 +485,41 @@ def test_a_model_on_the_meta_device_gets_the_values_of_the_file(tmp_path):
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in loaded.parameters())
+
+
+class TiedPlain(nn.Module):
+    """Plain layers that share a weight, around a stochastic one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.hidden = zm.Linear(6, 6)
+        self.decoder = nn.Linear(6, 10, bias=False)
+        self.decoder.weight = self.embedding.weight
+
+
+def test_tied_plain_weights_stay_one_parameter_on_a_meta_model(tmp_path):
+    model = TiedPlain()
+    zm.save(model, tmp_path / "m.safetensors")
+    with torch.device("meta"):
+        skeleton = TiedPlain()
+    loaded = zm.load(tmp_path / "m.safetensors", skeleton)
+    assert loaded.embedding.weight is loaded.decoder.weight
+    assert torch.equal(loaded.decoder.weight, model.decoder.weight)
+    assert len(list(loaded.parameters())) == len(list(model.parameters()))
+
+
+def test_loading_leaves_the_global_generator_alone(tmp_path):
+    path = tmp_path / "m.safetensors"
+    zm.save(stochastic(), path)
+    skeletons = plain(), stochastic()
+    state = torch.get_rng_state()
+    for skeleton in skeletons:
+        zm.load(path, skeleton)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_prior_with_a_numpy_number_is_saved(tmp_path):
+    model = stochastic(prior=zm.Normal(scale=np.float32(0.5)))
+    loaded = round_trip(model, plain(), tmp_path / "m.safetensors")
+    assert next(iter(zm.stochastic_layers(loaded).values())).prior.scale == 0.5

@@ -1,13 +1,10 @@
 """Networks whose weights are random: variance networks, variational dropout and around them."""
 
+from zeromean.batchnorm import recalibrate_batchnorm_
 from zeromean.certificate import zero_mean_
 from zeromean.compression.compress import compress
 from zeromean.compression.report import compression_report
-from zeromean.convert import (
-    make_stochastic_,
-    recalibrate_batchnorm_,
-    to_deterministic,
-)
+from zeromean.convert import make_stochastic_, to_deterministic
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import GaussianDropout, LogNormalDropout, UnitNoise
 from zeromean.int8 import to_int8
@@ -41,3 +38,66 @@ from zeromean.serialization import load, save
 from zeromean.sparsity import sparsity
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ARD",
+    "GRU",
+    "LSTM",
+    "Additive",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose2d",
+    "Embedding",
+    "GaussianDropout",
+    "GaussianLikelihood",
+    "HeteroscedasticGaussianLikelihood",
+    "Linear",
+    "LogNormalDropout",
+    "LogUniform",
+    "Multiplicative",
+    "Normal",
+    "Posterior",
+    "Prior",
+    "StochasticLayer",
+    "StudentT",
+    "UnitNoise",
+    "ZeroMean",
+    "auto",
+    "clip_log_alpha_",
+    "compress",
+    "compression_report",
+    "cosine_warmup",
+    "draw_noise",
+    "elbo_loss",
+    "factorized",
+    "flipout",
+    "held_noise",
+    "kl_by_layer",
+    "kl_divergence",
+    "linear_warmup",
+    "load",
+    "local",
+    "make_stochastic_",
+    "mean",
+    "moment_matched",
+    "normal",
+    "parameter_groups",
+    "predict_moments",
+    "predict_proba",
+    "predictive_uncertainty",
+    "prune_",
+    "quantize_",
+    "rademacher",
+    "recalibrate_batchnorm_",
+    "sample_outputs",
+    "sampling",
+    "save",
+    "sparsity",
+    "stochastic_layers",
+    "to_deterministic",
+    "to_int8",
+    "uniform",
+    "weight",
+    "zero_mean_",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class LayerCertificate:
             for every draw of them. None where the layer does not draw one weight for all
             positions of an object.
         activation_space: The same for the layer's outputs, for every input: erf(√(Σ m²/v / 8)).
-            None without inputs, and where the outputs share a draw.
+            None without inputs, and where the outputs share a draw, be it in several calls.
     """
 
     weight_space: float | None
@@ -92,6 +93,8 @@ def zero_mean_(
         inputs: Inputs for which the certificate is wanted, with the objects along dimension 0.
             Without them every layer is taken to be called once, Linear ones with one row for each
             object. Convolutions must see the objects along dimension 0 too.
+        num_samples: Draws of what comes before a layer.
+        seed: Makes these draws reproducible. The global generator is not touched.
     """
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
@@ -99,7 +102,11 @@ def zero_mean_(
     views = dict.fromkeys(layers, _View())
     if inputs is not None:
         views = _look(model, layers, inputs, num_samples, seed)
-    certificates = {name: _certify(name, layers[name], view) for name, view in views.items()}
+    reused = _reused(layers, views)
+    certificates = {
+        name: _certify(name, layers[name], view, draw_is_reused=layers[name].weight in reused)
+        for name, view in views.items()
+    }
     replacements = {posterior: _without_mean(posterior) for posterior in _posteriors(layers)}
     for layer in layers.values():
         layer.weight = replacements[layer.weight]
@@ -107,13 +114,18 @@ def zero_mean_(
 
 
 def effective_log_alpha(posterior: Posterior) -> float:
-    """log of the total variance over the sum of squared means: how far a layer has converged."""
+    """log of the total variance over the sum of squared means: how far a layer has converged.
+
+    −∞ for a layer from which everything has been pruned: it has not become a variance layer.
+    """
     with torch.no_grad():
         mean, variance = posterior.moments()
         if mean is None:
             return math.inf
-        signal = mean.double().square().sum()
-        return float((variance.double().sum() / signal).log()) if signal > 0 else math.inf
+        signal, noise = mean.cpu().double().square().sum(), variance.cpu().double().sum()
+        if signal == 0:
+            return math.inf if noise > 0 else -math.inf
+        return float((noise / signal).log())
 
 
 def _layers_to_zero(
@@ -127,12 +139,16 @@ def _layers_to_zero(
         chosen = {n: m for n, m in with_mean.items() if where(n, m)}
     shared = _posteriors(chosen)
     chosen = {n: m for n, m in with_mean.items() if m.weight in shared}
+    if not with_mean:
+        raise ValueError(
+            "zero_mean_ found no stochastic layer with means: there is nothing to drop. (Variance "
+            "layers have none; LSTM, GRU and noise on units keep theirs.)"
+        )
     if not chosen:
         found = ", ".join(f"{n} {effective_log_alpha(m.weight):.1f}" for n, m in with_mean.items())
         raise ValueError(
             "zero_mean_ found no converged layer with means to drop (effective log α: "
-            f"{found or 'no stochastic layer has means'}; converged above {VARIANCE_LAYER:g}); "
-            "train on, or choose with where=."
+            f"{found}; converged above {VARIANCE_LAYER:g}); train on, or choose with where=."
         )
     for name, layer in chosen.items():
         if layer.weight.noise is not normal:
@@ -192,7 +208,7 @@ def _look(
         rows = not isinstance(op, Convolution)
         unclear = rows and x.dim() + isinstance(op, LookUp) > 2 and x.shape[1] == num_objects
         distance = _squared_distance(*op.moments(x, posterior), num_objects, unclear=unclear)
-        # A layer that is called twice draws twice, and total variations of such draws add.
+        # Total variations of independent draws add.
         totals[name] += _total_variation(distance) / num_samples
         views[name].calls += 1
         views[name].one_row &= x.dim() == 2 and len(x) == num_objects
@@ -213,7 +229,23 @@ def _look(
     return views
 
 
-def _certify(name: str, layer: StochasticLayer, view: _View) -> LayerCertificate:
+def _reused(layers: dict[str, StochasticLayer], views: dict[str, _View]) -> set[Posterior]:
+    """Posteriors of which several calls see the same draw.
+
+    Predictions draw a weight once, however often it is used. Look-ups alone do no harm: rows that
+    are looked up twice count twice.
+    """
+    by_weight = {name: layer for name, layer in layers.items() if layer.sampler is weight}
+    calls: Counter[Posterior] = Counter()
+    for name, layer in by_weight.items():
+        calls[layer.weight] += views[name].calls
+    multiplied = {m.weight for m in by_weight.values() if not isinstance(m, Embedding)}
+    return {posterior for posterior in multiplied if calls[posterior] > 1}
+
+
+def _certify(
+    name: str, layer: StochasticLayer, view: _View, *, draw_is_reused: bool
+) -> LayerCertificate:
     """Keep the bounds that hold for what the layer's outputs share.
 
     An object's outputs are independent where each is drawn by itself, and where different weights
@@ -231,7 +263,7 @@ def _certify(name: str, layer: StochasticLayer, view: _View) -> LayerCertificate
         one_draw = float(_total_variation(_weight_space_distance(layer.weight)))
         weight_space = min(view.calls * one_draw, 1.0) if view.calls else 0.0
     if by_output or (lone_row and (by_weight or by_object)) or (looks_up and by_weight):
-        activation_space = view.activation_space
+        activation_space = None if draw_is_reused else view.activation_space
     certificate = LayerCertificate(weight_space, activation_space)
     if certificate.bound.isnan().any():
         raise ValueError(
@@ -248,12 +280,12 @@ def _total_variation(squared_distance: Tensor) -> Tensor:
 
 def _weight_space_distance(posterior: Posterior) -> Tensor:
     with torch.no_grad():
-        inverse_alpha = (-posterior.log_alpha_per_weight().double()).exp()
+        inverse_alpha = (-posterior.log_alpha_per_weight().cpu().double()).exp()
         row = posterior.layout.noiseless_row
         mean, _ = posterior.mean_and_scale()
         if row is not None and mean is not None:
             # Without noise a dropped mean shows, unless it was zero.
-            inverse_alpha[row] = torch.where(mean[row] == 0, 0.0, math.inf).double()
+            inverse_alpha[row] = torch.where(mean[row].cpu() == 0, 0.0, math.inf).double()
         return inverse_alpha.sum()
 
 
@@ -263,7 +295,7 @@ def _squared_distance(
     """Σ mean²/variance over the activations of every object; nothing where the mean is zero."""
     if mean is None:
         return torch.zeros(num_objects, dtype=torch.float64)
-    signal, variance = mean.double().square().cpu(), variance.double().cpu()
+    signal, variance = mean.cpu().double().square(), variance.cpu().double()
     ratio = torch.where(signal == 0, 0.0, signal / variance)
     ratio = torch.where(variance.isfinite(), ratio, math.nan)
     if len(ratio) != num_objects or unclear:
@@ -274,13 +306,14 @@ def _squared_distance(
 
 def _without_mean(posterior: Posterior) -> ZeroMean:
     _, scale = posterior.mean_and_scale()
+    # On the meta device nothing is drawn for initial values that nobody needs.
     zero_mean = ZeroMean(
         posterior.shape,
         noise=posterior.noise,
         layout=posterior.layout,
-        device=posterior.device,
+        device="meta",
         dtype=posterior.dtype,
-    )
+    ).to_empty(device=posterior.device)
     with torch.no_grad():
         zero_mean.scale.copy_(scale)
     zero_mean.mask = posterior.mask

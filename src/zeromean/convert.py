@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
-from torch.nn.utils.rnn import PackedSequence
 
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import UnitNoise, UnitScale
 from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
 from zeromean.module_surgery import replace_modules_
-from zeromean.monte_carlo import as_arguments
 from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import (
     Additive,
@@ -29,7 +25,6 @@ from zeromean.posteriors import (
     ZeroMean,
 )
 from zeromean.recurrent import GRU, LSTM, RecurrentLayer
-from zeromean.sampling import monte_carlo_modes
 from zeromean.stochastic import StochasticModule
 
 Predicate = Callable[[str, nn.Module], bool]
@@ -60,13 +55,15 @@ def make_stochastic_(
     sampler: SamplerChoice = "default",
     where: Predicate | None = None,
 ) -> Conversion:
-    """Replace layers by their stochastic twins, in place, keeping trained weights.
+    """Replace layers by their stochastic twins, in place. Trained weights become means.
 
-    Weights become means (for ZeroMean: their magnitudes become scales); the initial noise is the
-    posterior's to say, `posterior=partial(zm.Additive, log_variance=-8.0)`. A weight that several
-    layers share becomes one posterior that they share, and its KL counts once. Modules that read
-    the weights of their children themselves (nn.MultiheadAttention) are left alone. LSTM and GRU
-    draw their weights once for a sequence, whatever the sampler.
+    Not so with the default, ZeroMean: their magnitudes become scales, their signs are lost, and the
+    model has to be trained again. To keep what it knows, say `posterior=zm.Multiplicative` or
+    `zm.Additive`, with the initial noise in `partial(zm.Additive, log_variance=-8.0)`.
+
+    A weight that several layers share becomes one posterior that they share, and its KL counts
+    once. Modules that read the weights of their children themselves (nn.MultiheadAttention) are
+    left alone. LSTM and GRU draw their weights once for a sequence, whatever the sampler.
 
     Args:
         posterior: What q(W) becomes: a class, or a `functools.partial` of one. Default: ZeroMean,
@@ -118,53 +115,6 @@ def to_deterministic(model: nn.Module, weights: str = "mean") -> nn.Module:
         return plain[model]
     replace_modules_(model, plain)
     return model
-
-
-def recalibrate_batchnorm_(
-    model: nn.Module, batches: Tensor | Iterable[Any], *, max_batches: int | None = None
-) -> int:
-    """Estimate the running statistics of every BatchNorm anew, under the model's noise.
-
-    Call it after changing weights behind BatchNorm (zero_mean_, pruning). Stochastic layers draw
-    and Dropout is on, as in training; an error leaves the statistics as they were. Returns the
-    number of batches used.
-
-    Args:
-        batches: A tensor (one batch), or an iterable of inputs or of `(inputs, targets)`. Inputs
-            are a tensor, a mapping of keyword arguments or, before targets, a tuple of positional
-            ones.
-        max_batches: Stop after so many.
-    """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
-        raise ValueError("The model has no BatchNorm with running statistics to recalibrate.")
-    momenta = [norm.momentum for norm in norms]
-    statistics = [copy.deepcopy(dict(norm.named_buffers())) for norm in norms]
-    count = 0
-    try:
-        with monte_carlo_modes(model), torch.no_grad():
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # A cumulative average: every batch counts the same.
-                norm.training = True
-            for batch in islice([batches] if isinstance(batches, Tensor) else batches, max_batches):
-                inputs: Any = batch
-                if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence):
-                    inputs = batch[0]
-                args, kwargs = as_arguments(inputs)
-                model(*args, **kwargs)
-                count += 1
-        if count == 0:
-            raise ValueError("recalibrate_batchnorm_ needs at least one batch, got none.")
-    except BaseException:
-        for norm, before in zip(norms, statistics, strict=True):
-            for name, buffer in norm.named_buffers():
-                buffer.copy_(before[name])
-        raise
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-    return count
 
 
 def plain_layer(
@@ -219,7 +169,8 @@ def _plain_weight(
     if weights == "mean" and not posterior.has_mean:
         raise ValueError(
             f"{name} is a zero-mean layer: with its means it would put out a constant; "
-            "use weights='sample', or distil the network."
+            "use weights='sample' for one network of the ensemble, or predict with the samples of "
+            "zm.predict_proba."
         )
     if posterior not in drawn:
         with torch.no_grad():

@@ -188,7 +188,7 @@ class GaussianDropout(UnitNoise):
         return -0.5 * self.log_alpha.expand(self.num_features)
 
     def kl_per_unit(self) -> Tensor:
-        kl = functional.log_uniform_kl((-_wide(self.log_alpha)).exp())
+        kl = functional.log_uniform_kl((-functional.wide(self.log_alpha)).exp())
         return kl.expand(self.num_features)
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
@@ -268,7 +268,7 @@ class LogNormalDropout(UnitNoise):
 
     def kl_per_unit(self) -> Tensor:
         kl = lognormal.kl(self.location, self.log_scale, self.low, self.high)
-        return kl.to(_wide(self.location).dtype)
+        return kl.to(functional.wide(self.location).dtype)
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.location, self.initial_location)
@@ -309,8 +309,3 @@ def _multiplied(input: Tensor, scale: Tensor) -> Tensor:
     """The input, `(N, C, *)`, times the multipliers of its units, `(C,)`, `(1, C)` or `(N, C)`."""
     positions = [1] * (input.dim() - 2)
     return input * scale.to(input.dtype).view(*scale.shape, *positions)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Sums over many units overflow in half precision."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

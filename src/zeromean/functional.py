@@ -6,6 +6,7 @@ the Student-t KL is normalised to tend to it as `df` tends to 0.
 """
 
 import math
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ HALF_LOG_MOMENT = (0.5772156649015329 + math.log(2)) / 2
 
 # Of df / variance, up to which the Student-t KL is a series.
 LARGEST_LOG_RATIO = math.log(1e-5)
+# Of the quadrature above it, where a compiler sees it: fewer take it longer, more need memory.
+NODES_AT_ONCE = 8
 
 
 def safe_sqrt(variance: Tensor) -> Tensor:
@@ -32,12 +35,20 @@ def safe_sqrt(variance: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in float32 at least: sums over many weights overflow in half precision."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
 def log_mean_exp(values: Tensor, dim: int) -> Tensor:
+    """log of the mean of exp(values) along a dimension, without overflow."""
     return values.logsumexp(dim) - math.log(values.shape[dim])
 
 
 def dawson(z: Tensor) -> Tensor:
     """Dawson's function D(z) = exp(-z²) ∫₀ᶻ exp(v²) dv, for which D' = 1 - 2 z D."""
+    if z.dtype not in _dawson.VALUE:
+        return dawson(z.float()).to(z.dtype)
     largest = torch.finfo(z.dtype).max ** 0.5 / 4
     far = z.abs() > largest
     near = torch.where(far, 0.0, z)
@@ -90,6 +101,9 @@ def student_t_kl(mean: Tensor | None, log_variance: Tensor, df: float) -> Tensor
     C = ½ ∫₀^∞ (1 + 2t)^(-½) exp(-t x / (1 + 2t)) (1 - exp(-t r)) dt / t; where r is small, as it
     is for nearly all weights at the default `df` of the prior, by a series in √r.
     """
+    if log_variance.dtype not in _dawson.VALUE:
+        mean = None if mean is None else mean.float()
+        return student_t_kl(mean, log_variance.float(), df).to(log_variance.dtype)
     if mean is None:
         mean = torch.zeros_like(log_variance)
     inverse_alpha = _squared(_mean_over_std(mean, log_variance)[0])
@@ -235,19 +249,26 @@ def _student_t_integrals(
     # exp(-40) vanishes beside 1; the bounds keep inf * 0 (and slow denormals) out of the sums.
     largest_log = math.log(40)
     smallest_u = 8 - math.log(torch.finfo(step.dtype).max)
-    value = by_inverse_alpha = by_log_ratio = torch.zeros_like(step)
-    for node in range(num_nodes):
-        u = first + node * step
+
+    def terms(nodes: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        u = first + nodes * step
         inverse_root = torch.exp(-0.5 * u.clamp(min=smallest_u))  # 1 / √t
         saturation = 1 / (2 + inverse_root * inverse_root)  # t / (1 + 2t)
         density = inverse_root * saturation.sqrt() * torch.exp(-saturation * inverse_alpha)
         exponent = (u + log_ratio).clamp(max=largest_log).exp()  # t r
         mass = -density * torch.expm1(-exponent)
-        value = value + mass
-        by_inverse_alpha = by_inverse_alpha - mass * saturation
-        by_log_ratio = by_log_ratio + density * exponent * torch.exp(-exponent)
-    half_step = 0.5 * step
-    return value * half_step, by_inverse_alpha * half_step, by_log_ratio * half_step
+        return mass, -mass * saturation, density * exponent * torch.exp(-exponent)
+
+    if torch.compiler.is_compiling():
+        # A compiler would take long over so many copies of the same steps.
+        nodes = torch.arange(num_nodes, dtype=step.dtype, device=step.device)
+        several = nodes.view(-1, *[1] * step.dim()).split(NODES_AT_ONCE)
+        parts = [tuple(term.sum(0) for term in terms(some)) for some in several]
+    else:
+        parts = (terms(node) for node in range(num_nodes))
+    totals = reduce(lambda sums, part: tuple(map(torch.add, sums, part)), parts)
+    value, by_inverse_alpha, by_log_ratio = (0.5 * step * total for total in totals)
+    return value, by_inverse_alpha, by_log_ratio
 
 
 def _student_t_range(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:

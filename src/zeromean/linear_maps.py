@@ -39,6 +39,12 @@ class LinearMap(ABC):
 
     def each(self, x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
         """Apply the map to every object, along the first dimension, with a weight of its own."""
+        device = x.device.type
+        if device != "meta" and torch.is_autocast_enabled(device):
+            # It does not reach convolutions inside vmap.
+            kind = torch.get_autocast_dtype(device)
+            x, weights = x.to(kind), weights.to(kind)
+            bias = None if bias is None else bias.to(kind)
         return torch.func.vmap(lambda one, weight: self(one, weight, bias))(x, weights)
 
     def align_bias(self, bias: Tensor) -> Tensor:
@@ -49,11 +55,31 @@ class LinearMap(ABC):
         self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
         """Mean (None: exactly zero) and variance of each output for a random weight."""
-        mean, variance = posterior.moments()
-        output_variance = self(squared(x), variance)
+        if self.computes_in_float16(posterior):
+            # Its squares overflow above 255 and are gone below 2e-4.
+            mean, scale = posterior.mean_and_scale()
+            with torch.autocast(posterior.device.type, enabled=False):
+                variance = posterior.silenced(scale).float().square()
+                output_variance = self(squared(x.float()), variance)
+        else:
+            mean, variance = posterior.moments()
+            output_variance = self(squared(x), variance)
         if mean is not None:
             return self(x, mean, bias), output_variance
-        return None if bias is None else self.align_bias(bias), output_variance
+        if bias is None:
+            return None, output_variance
+        kind = torch.float16 if self.computes_in_float16(posterior) else output_variance.dtype
+        return self.align_bias(bias).to(kind), output_variance
+
+    def computes_in_float16(self, posterior: Posterior) -> bool:
+        """Whether products with such a weight are float16, by itself or under autocast.
+
+        Variances are float32 then.
+        """
+        device = posterior.device.type
+        if device != "meta" and torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device) == torch.float16
+        return posterior.dtype == torch.float16
 
 
 @dataclass(frozen=True)
@@ -180,10 +206,17 @@ class LookUp(LinearMap):
     def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
         return x.numel() * weight_shape[1]
 
+    def computes_in_float16(self, posterior: Posterior) -> bool:
+        return posterior.dtype == torch.float16  # Autocast leaves look-ups alone.
+
     def moments(
         self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
-        mean, variance = posterior.moments(rows=x)
+        if self.computes_in_float16(posterior):
+            mean, scale = posterior.mean_and_scale(x)
+            variance = posterior.silenced(scale, x).float().square()
+        else:
+            mean, variance = posterior.moments(rows=x)
         return mean if bias is None else bias if mean is None else mean + bias, variance
 
 

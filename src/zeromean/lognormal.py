@@ -61,6 +61,8 @@ def sample(location: Tensor, log_scale: Tensor, low: float, high: float, uniform
     normal = _Cut(location, log_scale, low, high)
     tiny = torch.finfo(torch.float64).eps / 2
     uniform = uniform.double().clamp(tiny, 1 - tiny)
+    # θ grows with the noise on both sides, so that held noise means the same on both.
+    uniform = torch.where(normal.flipped, 1 - uniform, uniform)
     in_tail = normal.near < -_TAIL
     # In the far tail the density falls like exp(-z²/2) with a slowly varying factor.
     log_survival = torch.log(uniform + (1 - uniform) * normal.far_to_near())

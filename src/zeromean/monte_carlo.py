@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from threading import RLock
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -20,11 +22,12 @@ from zeromean.replay import Replay
 from zeromean.samplers import Sampler, auto, local, mean, moment_matched, weight
 from zeromean.sampling import monte_carlo_modes, sampling
 
-Inputs = Tensor | tuple | Mapping[str, Any]
+Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 # As many samples run at once as keep their largest noisy activation near the caches.
 _ELEMENTS_AT_ONCE = 2**21
 _SEEDING = RLock()
+_log = logging.getLogger(__name__)
 
 
 def draw_outputs(
@@ -36,6 +39,7 @@ def draw_outputs(
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
+    batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
     differentiable: bool = False,
 ) -> None:
@@ -51,20 +55,35 @@ def draw_outputs(
         _require_count("chunk_size", chunk_size)
     args, kwargs = as_arguments(inputs)
     _require_finite_inputs((*args, *kwargs.values()))
+    batches: list[tuple[tuple, dict[str, Any]]] = [(args, kwargs)]
+    if batch_size is not None:
+        _require_count("batch_size", batch_size)
+        batches = _split((args, kwargs), batch_size)
 
     drawn = DrawnOnce()
 
     def run() -> Tensor:
         drawn.forget()  # A new network.
+        outputs = [run_batch(*batch) for batch in batches]
+        drawn.forget()
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def run_batch(args: tuple, kwargs: dict[str, Any]) -> Tensor:
         # A model may write into what it is given: every sample gets it as it was.
         fresh_args, fresh_kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
         output = model(*fresh_args, **fresh_kwargs)
-        drawn.forget()
         output = output if select is None else select(output)
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"The model must put out a tensor, got {type(output).__name__}; "
                 "pass select=lambda output: … to pick one."
+            )
+        if batch_size is not None and output.shape[:1] != (
+            num_objects := _num_objects(args, kwargs),
+        ):
+            raise ValueError(
+                "batch_size needs outputs with the objects along dimension 0: for "
+                f"{num_objects} objects the model put out {tuple(output.shape)}."
             )
         return output
 
@@ -84,20 +103,46 @@ def draw_outputs(
         if chunk_size is None and not _draws_outputs(model):
             chunk_size = 1  # Samples that each have weights of their own gain nothing together.
         stack.enter_context(_one_network(model, drawn))
-        first_size = chunk_size or _first_chunk_size(model, (*args, *kwargs.values()))
+        first_size = chunk_size or _first_chunk_size(model, batches[0])
         if _must_loop(model):
             chunks = _looped(run, num_samples)
         else:
             chunks = _vectorized(run, num_samples, first_size, chunk_size, _has_hooks(model))
         try:
             first = next(chunks)
-        except Exception:
+        except Exception as error:
             # Either vmap cannot run this model or nothing can; the loop tells, in plain words.
+            _log.debug("vmap cannot run the model, samples are drawn one by one: %s", error)
             chunks = _looped(run, num_samples)
             first = next(chunks)
         finish(first)
         for chunk in chunks:
             finish(chunk)
+
+
+def _split(
+    arguments: tuple[tuple, dict[str, Any]], batch_size: int
+) -> list[tuple[tuple, dict[str, Any]]]:
+    """Arguments for at most so many objects at a time, which lie along dimension 0."""
+    if any(isinstance(value, PackedSequence) for value in (*arguments[0], *arguments[1].values())):
+        raise ValueError("batch_size cannot split a PackedSequence; split the sequences first.")
+    count = _num_objects(*arguments)
+
+    def part(start: int) -> Any:
+        here = slice(start, start + batch_size)
+        # What is not one for each object (a mask for all, say) every batch gets as it is.
+        return tree_map_only(
+            Tensor, lambda t: t[here] if t.dim() and len(t) == count else t, arguments
+        )
+
+    return [part(start) for start in range(0, max(count, 1), batch_size)]
+
+
+def _num_objects(args: tuple, kwargs: dict[str, Any]) -> int:
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()]
+    if not tensors:
+        raise ValueError("batch_size needs a tensor with the objects along dimension 0, got none.")
+    return len(tensors[0])
 
 
 def _looped(run: Callable[[], Tensor], num_samples: int) -> Iterator[Tensor]:
@@ -200,20 +245,28 @@ def _draws_outputs(model: nn.Module) -> bool:
 
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """Seed the generators of the model's devices inside the block, and restore them after it.
-
-    One block at a time in a process: the generators are those of all threads.
-    """
-    tensors = (*model.parameters(), *model.buffers())
-    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    with _SEEDING, torch.random.fork_rng(devices=devices):
+    """Seed the generators of the model's devices inside the block, and restore them after it."""
+    with forked_generators(model) as devices:
         # Not torch.manual_seed, which seeds generators that are not restored.
         torch.default_generator.manual_seed(seed)
         for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
-        for kind in {t.device.type for t in tensors} & {"mps", "xpu"}:
-            getattr(torch, kind).manual_seed(seed)  # There is nothing that would restore these.
+            if device.type == "cuda":
+                torch.cuda.default_generators[device.index].manual_seed(seed)
+            elif device.type in ("mps", "xpu"):
+                getattr(torch, device.type).manual_seed(seed)  # Nothing would restore these.
         yield
+
+
+@contextmanager
+def forked_generators(model: nn.Module) -> Iterator[set[torch.device]]:
+    """Restore the generators of the model's devices, which it gives, after the block.
+
+    One block at a time in a process: the generators are those of all threads.
+    """
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    on_cuda = sorted(device.index for device in devices if device.type == "cuda")
+    with _SEEDING, torch.random.fork_rng(devices=on_cuda):
+        yield devices
 
 
 def as_arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
@@ -222,6 +275,12 @@ def as_arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
         return (), dict(inputs)
     if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence):
         return inputs, {}
+    if isinstance(inputs, list | np.ndarray):
+        raise TypeError(
+            "inputs must be a tensor, a tuple of positional or a mapping of keyword arguments, got "
+            f"{type(inputs).__name__}; use torch.as_tensor(inputs), or a tuple for several "
+            "arguments."
+        )
     return (inputs,), {}
 
 

@@ -23,7 +23,8 @@ def normal(like: Tensor) -> Tensor:
 
 def rademacher(like: Tensor) -> Tensor:
     """Bernoulli noise on ±1, each with probability ½: the paper's Bernoulli variance layer."""
-    return _in_memory_order(torch.randint_like, like, 2).mul(2).sub(1)
+    # Detached, as forward-mode differentiation does not know integers.
+    return _in_memory_order(torch.randint_like, like.detach(), 2).mul(2).sub(1)
 
 
 def uniform(like: Tensor) -> Tensor:

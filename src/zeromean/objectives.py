@@ -59,7 +59,7 @@ def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0)
         num_data: Objects in the whole training set: not in the batch, not batches in an epoch.
         beta: Weight of the KL term: a warm-up schedule's value, or the ⅓ of Kingma's set-up.
     """
-    if nll_mean.dim() > 0:
+    if isinstance(nll_mean, Tensor) and nll_mean.dim() > 0:
         raise ValueError(
             "nll_mean must be one number, averaged over the mini-batch, got a tensor of shape "
             f"{tuple(nll_mean.shape)}; use nll.mean()."
@@ -94,8 +94,8 @@ def cosine_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callab
 def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = math.inf) -> None:
     """Project every learned log α of weights and units into [low, high], after optimizer steps.
 
-    `high=0` is Kingma's α ≤ 1. A projection, not a clamp in the forward pass: a clamped parameter
-    would get no gradient and could never come back.
+    Frozen parameters stay as they are. `high=0` is Kingma's α ≤ 1. A projection, not a clamp in
+    the forward pass: a clamped parameter would get no gradient and could never come back.
     """
     if not low <= high:
         raise ValueError(f"low must not exceed high, got low={low}, high={high}.")
@@ -104,8 +104,9 @@ def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = m
             if isinstance(module, GaussianDropout) and not module.learn:
                 continue
             if isinstance(module, (Multiplicative, GaussianDropout)):
-                module.log_alpha.clamp_(low, high)
-            elif isinstance(module, Additive):
+                if module.log_alpha.requires_grad:
+                    module.log_alpha.clamp_(low, high)
+            elif isinstance(module, Additive) and module.log_variance.requires_grad:
                 log_alpha = module.log_alpha_per_weight()
                 # Pruned weights have no α to move.
                 move = module.masked(log_alpha.clamp(low, high) - log_alpha)
@@ -140,10 +141,11 @@ def parameter_groups(
         weight_decay: Decay of the first group.
         scale_lr: Learning rate of the scales of variance layers. Default: lr.
         scale_decay: Decay of the scales of variance layers, decoupled from the gradients as in
-            AdamW. In front of a normalization only the ratios of scales matter, so it does not
-            change what is best. But noise in the gradients makes all scales grow, which dilutes
-            the differences between their variances, and makes steps ever smaller beside them;
-            with decay, old noise is forgotten.
+            AdamW, by Adam too (other optimizers of torch add it to the gradients). In front of a
+            normalization only the ratios of scales matter, so it does not change what is best. But
+            noise in the gradients makes all scales grow, which dilutes the differences between
+            their variances, and makes steps ever smaller beside them; with decay, old noise is
+            forgotten.
     """
     logarithms, scales = set(), set()
     for module in model.modules():

@@ -134,6 +134,16 @@ class Posterior(nn.Module):
         scale = self.silenced(self.mean_and_scale()[1])
         return scale * self.noise(scale)
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        """torch asks this where a posterior stands for a tensor: a layer of its own that reads
+        `linear.weight`. That it is here keeps nn.TransformerEncoderLayer from its fast path."""
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"{name} needs a tensor, but the weight of a stochastic layer is a distribution "
+            f"({cls.__name__}); call the layer, or take weight.sample() or weight.mean_weight()."
+        )
+
     def counted(self, per_weight: Tensor) -> Tensor:
         """Of values for every weight, those of weights that are random: not the noiseless row."""
         row = self.layout.noiseless_row

@@ -8,7 +8,12 @@ Inside a prediction BatchNorm uses its running statistics and torch's Dropout mo
   "auto" lets every layer draw its weights where they are far fewer than its outputs.
 - `seed`: makes the draw reproducible, for the same model, inputs and chunk size, without touching
   the global generator.
-- `chunk_size`: samples that run at once; by default chosen so that memory stays bounded.
+- `chunk_size`: samples that run at once; by default chosen so that more samples need no more
+  memory.
+- `batch_size`: objects, along dimension 0 of inputs and outputs, that run at once; by default all.
+  A sample is one network for all of them where weights are drawn (`zm.weight`). Inputs whose
+  length is that of the first one are split alike, others go to every batch as they are: give what
+  belongs to no object, but is as long, another dimension in front.
 - `select`: picks the tensor from what the model puts out, where that is not a tensor.
 - `inputs`: a tensor, a tuple of positional or a mapping of keyword arguments.
 
@@ -21,13 +26,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from zeromean.monte_carlo import Inputs, draw_outputs
 from zeromean.samplers import Sampler
+
+
+class _Options(TypedDict, total=False):
+    """What all predictions take, for the types of those that return one thing or two."""
+
+    sampler: Sampler | Literal["auto"] | None
+    seed: int | None
+    chunk_size: int | None
+    batch_size: int | None
+    select: Callable[[Any], Tensor] | None
 
 
 def sample_outputs(
@@ -38,6 +53,7 @@ def sample_outputs(
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
+    batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
     differentiable: bool = False,
 ) -> Tensor:
@@ -58,12 +74,33 @@ def sample_outputs(
         sampler=sampler,
         seed=seed,
         chunk_size=chunk_size,
+        batch_size=batch_size,
         select=select,
         differentiable=differentiable,
     )
     return torch.cat(chunks)
 
 
+@overload
+def predict_proba(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    dim: int = -1,
+    return_stderr: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Tensor: ...
+@overload
+def predict_proba(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    dim: int = -1,
+    return_stderr: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...
 def predict_proba(
     model: nn.Module,
     inputs: Inputs,
@@ -73,6 +110,7 @@ def predict_proba(
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
+    batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
     return_stderr: bool = False,
 ) -> Any:
@@ -93,6 +131,7 @@ def predict_proba(
         sampler=sampler,
         seed=seed,
         chunk_size=chunk_size,
+        batch_size=batch_size,
         select=select,
     )
     return (running.mean, running.stderr()) if return_stderr else running.mean
@@ -118,6 +157,26 @@ class PredictiveMoments(NamedTuple):
         return self.aleatoric + self.epistemic
 
 
+@overload
+def predict_moments(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    likelihood: Likelihood | None = None,
+    return_stderr: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> PredictiveMoments: ...
+@overload
+def predict_moments(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    likelihood: Likelihood | None = None,
+    return_stderr: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[PredictiveMoments, PredictiveMoments]: ...
 def predict_moments(
     model: nn.Module,
     inputs: Inputs,
@@ -127,6 +186,7 @@ def predict_moments(
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
+    batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
     return_stderr: bool = False,
 ) -> Any:
@@ -157,6 +217,7 @@ def predict_moments(
         sampler=sampler,
         seed=seed,
         chunk_size=chunk_size,
+        batch_size=batch_size,
         select=select,
     )
     moments = PredictiveMoments(means.mean, noises.mean, means.variance())
@@ -179,6 +240,26 @@ class PredictiveUncertainty(NamedTuple):
     """Their difference, never negative: how much the samples disagree."""
 
 
+@overload
+def predictive_uncertainty(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    dim: int = -1,
+    return_stderr: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> PredictiveUncertainty: ...
+@overload
+def predictive_uncertainty(
+    model: nn.Module,
+    inputs: Inputs,
+    num_samples: int = 20,
+    *,
+    dim: int = -1,
+    return_stderr: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[PredictiveUncertainty, PredictiveUncertainty]: ...
 def predictive_uncertainty(
     model: nn.Module,
     inputs: Inputs,
@@ -188,6 +269,7 @@ def predictive_uncertainty(
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
+    batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
     return_stderr: bool = False,
 ) -> Any:
@@ -215,6 +297,7 @@ def predictive_uncertainty(
         sampler=sampler,
         seed=seed,
         chunk_size=chunk_size,
+        batch_size=batch_size,
         select=select,
     )
     total = _entropy(probabilities.mean, dim)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zeromean import functional
+from zeromean.functional import wide
 from zeromean.posteriors import Additive, Multiplicative, Posterior
 
 
@@ -148,7 +149,7 @@ def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Ten
     """
     if isinstance(posterior, Multiplicative) and posterior.share != "weight":
         if posterior.mask is None:
-            return kl(_wide(posterior.log_alpha)).sum() * posterior.weights_per_alpha
+            return kl(wide(posterior.log_alpha)).sum() * posterior.weights_per_alpha
     return kl(_random(posterior, posterior.log_alpha_per_weight())).sum()
 
 
@@ -164,7 +165,7 @@ def _moments(posterior: Posterior) -> tuple[Tensor | None, Tensor, Tensor]:
     """
     mean, scale = posterior.mean_and_scale()
     log_variance = posterior.masked(posterior.log_variance_per_weight())
-    return None if mean is None else _wide(mean), _wide(scale), _wide(log_variance)
+    return None if mean is None else wide(mean), wide(scale), wide(log_variance)
 
 
 def _total(posterior: Posterior, per_weight: Tensor) -> Tensor:
@@ -179,16 +180,11 @@ def _num_random(posterior: Posterior) -> int | Tensor:
 
 
 def _random(posterior: Posterior, per_weight: Tensor) -> Tensor:
-    return _wide(posterior.counted(per_weight))
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Sums over many weights overflow in half precision."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    return wide(posterior.counted(per_weight))
 
 
 def _zero(posterior: Posterior) -> Tensor:
-    return _wide(torch.zeros((), dtype=posterior.dtype, device=posterior.device))
+    return wide(torch.zeros((), dtype=posterior.dtype, device=posterior.device))
 
 
 def _choice(owner: str, value: str, *choices: str) -> str:

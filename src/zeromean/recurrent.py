@@ -52,6 +52,7 @@ class RecurrentLayer(StochasticModule):
     kernel: Callable[..., tuple[Tensor, ...]]
     num_gates: int
     num_states: int
+    proj_size = 0  # torch's projections are not supported.
 
     def __init__(
         self,
@@ -162,6 +163,9 @@ class RecurrentLayer(StochasticModule):
                 self.bidirectional,
                 device="meta",
             )
+
+    def flatten_parameters(self) -> None:
+        """Nothing: models call it for torch's layers, whose weights lie in one piece on a GPU."""
 
     def reset_parameters(self) -> None:
         for posterior in self.posteriors().values():

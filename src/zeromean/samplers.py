@@ -74,7 +74,7 @@ def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None 
     weight_mean = posterior.mean_weight()
     if weight_mean is not None:
         return op(x, weight_mean, bias) + flipped
-    return flipped if bias is None else flipped + op.align_bias(bias)
+    return flipped if bias is None else flipped + op.align_bias(bias).to(flipped.dtype)
 
 
 def mean(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
@@ -123,7 +123,13 @@ def plain_local(
         std = safe_sqrt(output_variance)
     else:
         std = output_variance.clamp_min_(0).sqrt_()
-    noise = normal(std)
+    if op.computes_in_float16(posterior):
+        std = std.half()
+    like = std
+    if output_mean is not None and output_mean.shape == std.shape:
+        # In the layout of the mean, as the fused version draws it: the variance may have another.
+        like = output_mean.to(std.dtype)
+    noise = normal(like)
     output = noise * std if output_mean is None else torch.addcmul(output_mean, noise, std)
     if torch.is_grad_enabled() or better_format(op, x, posterior.shape) is None:
         return output

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from zeromean.convert import (
 )
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers import Embedding, Linear, StochasticLayer
+from zeromean.monte_carlo import forked_generators
 from zeromean.noise import NOISES
 from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFactory, ZeroMean
@@ -66,7 +68,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """A copy of the model with the parameters and the stochastic layers of a saved one.
 
     As with `load_state_dict`, device and dtype are those of the given model, but those of the file
-    where that one is on the meta device.
+    where that one is on the meta device. The global generator is not touched.
 
     Args:
         path: A file that `zm.save` wrote.
@@ -79,16 +81,32 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         header = json.loads(text)
         _require_readable(header["format_version"], path)
         aliases = {name: tensors[target] for name, target in header["aliases"].items()}
-        model = _rebuild_layers_(model, header["layers"], path)
+        with forked_generators(model):  # New layers draw initial values.
+            model = _rebuild_layers_(model, header["layers"], path)
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
     # A model on the meta device has nothing to copy into.
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    state = {**tensors, **aliases}
     try:
-        model.load_state_dict({**tensors, **aliases}, assign=on_meta)
+        model.load_state_dict(_tied_as_in(model, state) if on_meta else state, assign=on_meta)
     except RuntimeError as error:
         raise ValueError(f"{path} holds a model of another architecture: {error}") from error
     return model
+
+
+def _tied_as_in(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state with one parameter for names that share one in the model.
+
+    Assigned tensors would become a parameter each, which an optimizer would step one by one.
+    """
+    parameters: dict[nn.Parameter, nn.Parameter] = {}
+    tied = dict(state)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in state:
+            new = nn.Parameter(state[name], requires_grad=parameter.requires_grad)
+            tied[name] = parameters.setdefault(parameter, new)
+    return tied
 
 
 def write_safetensors(
@@ -199,7 +217,9 @@ def _describe_prior(prior: Prior | None, layer: str) -> dict[str, Any] | None:
     if prior is None:
         return None
     name = _name_of(type(prior), _PRIORS, "prior", layer)
-    settings = asdict(prior)  # pyright: ignore[reportArgumentType]
+    fields = asdict(prior)  # pyright: ignore[reportArgumentType]
+    # JSON does not know numpy's numbers.
+    settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in fields.items()}
     if "method" in settings:
         settings["kl"] = settings.pop("method")
     return {"name": name, **settings}
