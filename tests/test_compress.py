@@ -17,7 +17,7 @@ from zeromean.compression.adapters import RequireDim
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.models import lenet5, lenet5_caffe, lenet_300_100
-from zeromean.objectives import stochastic_modules
+from zeromean.stochastic import stochastic_modules
 
 ADDITIVE = {
     "dense": partial(zm.Linear, posterior=partial(zm.Additive, log_variance=-20.0)),

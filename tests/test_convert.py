@@ -709,3 +709,12 @@ def test_a_stochastic_layer_put_into_an_encoder_by_hand_works_in_eval_mode():
             torch.testing.assert_close(layer(x), layer(x))
     with pytest.raises(TypeError, match=r"linear needs a tensor.*call the layer"):
         F.linear(x, layer.linear1.weight)
+
+
+def test_masks_of_torch_prune_become_zeros_of_a_deterministic_copy():
+    model = nn.Sequential(zm.Linear(3, 4, posterior=zm.Additive), nn.Linear(4, 2))
+    prune.l1_unstructured(model[1], "weight", 0.5)
+    plain = zm.to_deterministic(model)
+    torch.testing.assert_close(plain[1].weight, model[1].weight)
+    assert int((plain[1].weight == 0).sum()) == 4
+    assert "weight_mask" in dict(model[1].named_buffers())

@@ -351,7 +351,7 @@ def test_damaged_archive_is_refused_and_leaves_nothing(small, harm):
         data.load("cifar10", data_dir=small.folder)
     assert str(small.folder / BATCH) in str(caught.value)
     assert not (small.folder / BATCH).exists()
-    assert not list(small.folder.rglob("*.part"))
+    assert not list(small.folder.rglob(".*"))
 
 
 # Downloads ---------------------------------------------------------------------------------------

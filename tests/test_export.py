@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 from functools import partial
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -11,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
 from test_compress import ADDITIVE, Residual, images, zero_out
@@ -289,6 +291,34 @@ def test_what_onnx_cannot_hold_gets_a_sentence(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'zeromean\[export\]'"):
         export.save_onnx(nn.ReLU(), tmp_path / "m.onnx", torch.ones(2, 3))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_onnx_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "m.onnx"
+    export.save_onnx(nn.ReLU(), path, torch.ones(2, 3))
+    before = path.read_bytes()
+
+    def fail(proto, file):
+        Path(file).write_bytes(b"half of")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(onnx, "save_model", fail)
+    with pytest.raises(OSError, match="No space left"):
+        export.save_onnx(nn.Tanh(), path, torch.ones(2, 3))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_onnx_of_a_network_with_masks_of_torch_prune(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    model = nn.Sequential(nn.Linear(3, 4))
+    torch_prune.l1_unstructured(model[0], "weight", 0.5)
+    x = torch.randn(5, 3)
+    export.save_onnx(model, tmp_path / "m.onnx", x)
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(output), model(x).detach())
 
 
 def test_chain_keeps_its_class(tmp_path):

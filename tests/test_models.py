@@ -222,3 +222,8 @@ def test_variance_network_predicts_under_vmap():
     model = models.lenet5(dense1=partial(zm.Linear, posterior=zm.ZeroMean))
     proba = zm.predict_proba(model, torch.rand(3, *MNIST), num_samples=4)
     torch.testing.assert_close(proba.sum(1), torch.ones(3))
+
+
+def test_dropout_of_vgg_like_is_a_switch():
+    with pytest.raises(TypeError, match=r"dropout must be True, .* or False, got 0.1"):
+        models.vgg_like(dropout=0.1)

@@ -9,6 +9,7 @@ from torch.distributions import kl_divergence as torch_kl
 
 import zeromean as zm
 from cases import POSTERIORS, PRIORS, build, is_normal
+from zeromean.posteriors import WeightLayout
 
 every_noisy_prior = pytest.mark.parametrize("prior", [p for p in PRIORS if p != "None"])
 
@@ -132,6 +133,26 @@ def test_warmup_rises_from_start_to_end(schedule):
     assert values == sorted(values)
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         schedule(0)
+
+
+def test_a_posterior_that_cannot_clip_its_log_alpha_says_so():
+    class Own(zm.Posterior):
+        pass
+
+    model = nn.Sequential(Own((2, 3), zm.normal, WeightLayout()))
+    with pytest.raises(NotImplementedError, match=r"Own does not say .* clip_log_alpha_"):
+        zm.clip_log_alpha_(model, high=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_without_a_prior_the_kl_has_the_type_of_any_other(dtype):
+    kinds = {
+        zm.kl_divergence(nn.Linear(3, 2, dtype=dtype)).dtype,
+        zm.Linear(3, 2, prior=None, dtype=dtype).kl().dtype,
+        zm.Linear(3, 2, posterior=zm.Additive, dtype=dtype).kl().dtype,
+        zm.Linear(3, 2, dtype=dtype).kl().dtype,
+    }
+    assert kinds == {torch.promote_types(dtype, torch.float32)}
 
 
 def test_clip_log_alpha_projects_and_lets_alpha_come_back():

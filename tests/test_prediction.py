@@ -245,6 +245,19 @@ def test_in_place_write_behind_the_noise_is_not_replayed(x):
         torch.testing.assert_close(output, expected.detach())
 
 
+def test_operators_that_begin_like_in_place_ones_are_replayed(x):
+    mask = torch.tensor([True, False, True, True])
+
+    def run():
+        noisy = torch.randn(4) * mask  # Noise has read the mask,
+        return noisy * ~mask  # which is read again, and not written.
+
+    replay = Replay()
+    with replay:
+        torch.func.vmap(lambda _: run(), randomness="different")(torch.empty(2))
+    assert replay.replayable
+
+
 def test_model_that_branches_from_call_to_call_is_not_replayed(x):
     class Model(nn.Module):
         calls = 0
@@ -323,6 +336,20 @@ def test_mean_sampling_turns_dropout_off_and_back_on(x):
         raise RuntimeError("stop")
     assert model[1].training
     assert model[0][2].sampler is zm.local
+
+
+def test_modes_that_are_changed_inside_a_block_are_those_of_the_whole_model():
+    model = nn.Sequential(zm.Linear(3, 3), nn.Dropout(), nn.BatchNorm1d(3))
+    for block in (zm.sampling(model.train(), zm.weight), zm.held_noise(model)):
+        model.train()
+        with block:
+            model.eval()
+        assert not any(module.training for module in model.modules())
+    model.train()
+    with zm.sampling(model, zm.mean):
+        assert not model[1].training
+        model.eval()
+    assert all(module.training for module in model.modules())
 
 
 def test_sampling_refuses_a_sampler_that_does_not_fit_and_changes_nothing():

@@ -20,6 +20,7 @@ from zeromean.data import Batches, ImageSet
 from zeromean.data import load as load_data
 from zeromean.training import TrainingConfig, fit
 from zeromean.training.average import WeightAverage
+from zeromean.training.layer_monitor import layer_metrics
 
 pl = pytest.importorskip("lightning.pytorch")
 pytest.importorskip("tensorboard")
@@ -785,3 +786,14 @@ def test_empty_test_set_is_refused_before_training(tmp_path):
     data = blobs()
     with pytest.raises(ValueError, match="test set is empty"):
         fit(small_network(), data, small_config(), folder=tmp_path, test=data.subset([]))
+
+
+def test_every_weight_of_a_recurrent_layer_has_its_log_alpha():
+    model = nn.ModuleDict({"r": zm.LSTM(3, 4), "v": zm.Linear(4, 2)})
+    metrics = layer_metrics(model)
+    assert metrics.keys() == {
+        "log_alpha/r.weight_ih_l0",
+        "log_alpha/r.weight_hh_l0",
+        "kl/r",
+        "kl/v",
+    }

@@ -8,7 +8,7 @@ from zeromean.convert import make_stochastic_, to_deterministic
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.dropout import GaussianDropout, LogNormalDropout, UnitNoise
 from zeromean.int8 import to_int8
-from zeromean.layers import Embedding, Linear, StochasticLayer
+from zeromean.layers import Embedding, Linear, StochasticLayer, stochastic_layers
 from zeromean.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
 from zeromean.noise import factorized, normal, rademacher, uniform
 from zeromean.objectives import (
@@ -19,7 +19,6 @@ from zeromean.objectives import (
     kl_divergence,
     linear_warmup,
     parameter_groups,
-    stochastic_layers,
 )
 from zeromean.posteriors import Additive, Multiplicative, Posterior, ZeroMean
 from zeromean.prediction import (

@@ -24,8 +24,8 @@ def recalibrate_batchnorm_(
 ) -> int:
     """Estimate the running statistics of every BatchNorm anew, under the model's noise.
 
-    Call it after changing weights behind BatchNorm (zero_mean_, pruning). Stochastic layers draw
-    and Dropout is on, as in training; an error leaves the statistics as they were. Returns the
+    Call it after changing weights in front of a BatchNorm (zero_mean_, pruning). Stochastic layers
+    draw and Dropout is on, as in training; an error leaves the statistics as they were. Returns the
     number of batches used.
 
     Args:

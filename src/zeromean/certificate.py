@@ -11,16 +11,14 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from zeromean.layers import Embedding, Linear, StochasticLayer
+from zeromean.layers import Embedding, Linear, StochasticLayer, stochastic_layers
 from zeromean.linear_maps import Convolution, LinearMap, LookUp
-from zeromean.monte_carlo import Inputs, as_arguments, seeded
+from zeromean.monte_carlo import Inputs, as_arguments, num_objects_in, seeded
 from zeromean.noise import normal
-from zeromean.objectives import stochastic_layers
 from zeromean.posteriors import Posterior, ZeroMean
 from zeromean.samplers import Sampler, flipout, local, moment_matched, weight
-from zeromean.sampling import monte_carlo_modes
+from zeromean.sampling import monte_carlo_modes, swapped_samplers
 
 # Effective log α above which a layer counts as a variance layer.
 VARIANCE_LAYER = 3.0
@@ -94,7 +92,7 @@ def zero_mean_(
             Without them every layer is taken to be called once, Linear ones with one row for each
             object. Convolutions must see the objects along dimension 0 too.
         num_samples: Draws of what comes before a layer.
-        seed: Makes these draws reproducible. The global generator is not touched.
+        seed: Makes these draws reproducible, without touching the global generator.
     """
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
@@ -187,10 +185,7 @@ def _look(
     seed: int | None,
 ) -> dict[str, _View]:
     args, kwargs = as_arguments(inputs)
-    tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()]
-    if not tensors:
-        raise ValueError("inputs must hold a tensor with the objects along dimension 0, got none.")
-    num_objects = len(tensors[0])
+    num_objects = num_objects_in(args, kwargs)
     if not num_objects:
         raise ValueError("inputs must hold at least one object, got none.")
     totals = {name: torch.zeros(num_objects, dtype=torch.float64) for name in layers}
@@ -219,9 +214,8 @@ def _look(
         stack.enter_context(torch.no_grad())
         if seed is not None:
             stack.enter_context(seeded(seed, model))
-        for name, layer in layers.items():
-            stack.callback(setattr, layer, "sampler", layer.sampler)
-            layer.sampler = partial(observed, name, layer.sampler)
+        observers = {m: partial(observed, name, m.sampler) for name, m in layers.items()}
+        stack.enter_context(swapped_samplers(observers))
         for _ in range(num_samples):
             model(*args, **kwargs)
     for view in views.values():
@@ -274,7 +268,7 @@ def _certify(
 
 
 def _total_variation(squared_distance: Tensor) -> Tensor:
-    """Of two normal distributions whose means are so far apart, in standard deviations."""
+    """Total variation of two normals whose means are so far apart, in standard deviations."""
     return torch.erf((squared_distance / 8).sqrt())
 
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
-from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
-from zeromean.dropout import UnitNoise, UnitScale
-from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
-from zeromean.module_surgery import replace_modules_
-from zeromean.objectives import stochastic_modules
-from zeromean.posteriors import (
-    Additive,
-    Multiplicative,
-    Posterior,
-    PosteriorFactory,
-    WeightLayout,
-    ZeroMean,
+from zeromean.layers import PriorChoice, SamplerChoice
+from zeromean.module_surgery import copy_with_masks, replace_modules_
+from zeromean.posteriors import Additive, Posterior, PosteriorFactory, ZeroMean
+from zeromean.stochastic import StochasticModule, stochastic_modules
+from zeromean.twins import (
+    has_twin,
+    plain_module,
+    recurrent_twin,
+    stochastic_twin,
+    weights_of,
 )
-from zeromean.recurrent import GRU, LSTM, RecurrentLayer
-from zeromean.stochastic import StochasticModule
 
 Predicate = Callable[[str, nn.Module], bool]
 
@@ -39,8 +33,8 @@ class Conversion:
         left: Names of the other modules with parameters of their own, and why they were left.
     """
 
-    converted: list[str] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)
+    converted: list[str]
+    left: dict[str, str]
 
     def __str__(self) -> str:
         lines = [f"converted {name}" for name in self.converted]
@@ -72,7 +66,7 @@ def make_stochastic_(
         sampler: Sampler of every converted layer.
         where: Predicate of name and module that selects the layers. Default: all that have a twin.
     """
-    if type(model) in (*_TWINS, *_RECURRENT_TWINS):
+    if has_twin(model):
         raise ValueError(
             f"The model is itself a {type(model).__name__}, which cannot be replaced in place; "
             f"wrap it in nn.Sequential, or build a zm.{type(model).__name__}."
@@ -95,7 +89,7 @@ def make_stochastic_(
     return Conversion(list(selected), left)
 
 
-def to_deterministic(model: nn.Module, weights: str = "mean") -> nn.Module:
+def to_deterministic(model: nn.Module, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
     """A copy of the model with plain torch layers in place of the stochastic ones.
 
     Args:
@@ -105,80 +99,13 @@ def to_deterministic(model: nn.Module, weights: str = "mean") -> nn.Module:
     """
     if weights not in ("mean", "sample"):
         raise ValueError(f"weights must be 'mean' or 'sample', got {weights!r}.")
-    model = copy.deepcopy(model)
+    model = copy_with_masks(model)
     drawn: dict[Posterior, nn.Parameter] = {}
     plain: dict[nn.Module, nn.Module] = {
-        module: _plain_module(name or "the model", module, weights, drawn)
+        module: plain_module(name or "the model", module, weights, drawn)
         for name, module in stochastic_modules(model).items()
     }
-    if model in plain:
-        return plain[model]
-    replace_modules_(model, plain)
-    return model
-
-
-def plain_layer(
-    name: str, layer: StochasticLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
-) -> nn.Module:
-    """torch's twin of a stochastic layer, with its mean weight or a drawn one.
-
-    Args:
-        drawn: The weights so far, for layers that share a posterior.
-    """
-    plain = layer.plain_twin()
-    plain.weight = _plain_weight(name, layer.weight, weights, drawn)
-    if layer.bias is not None:
-        plain.bias = layer.bias
-    return _take_over_(plain, layer)
-
-
-def plain_recurrent(
-    name: str, layer: RecurrentLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
-) -> nn.RNNBase:
-    """torch's twin of a recurrent layer, in the same way."""
-    plain = layer.plain_twin()
-    for weight_name, posterior in layer.posteriors().items():
-        parameter = _plain_weight(f"{name}.{weight_name}", posterior, weights, drawn)
-        setattr(plain, weight_name, parameter)
-    for bias_name, bias in layer.named_parameters(recurse=False):
-        setattr(plain, bias_name, bias)
-    plain.flatten_parameters()
-    return _take_over_(plain, layer)
-
-
-def _plain_module(
-    name: str, module: StochasticModule, weights: str, drawn: dict[Posterior, nn.Parameter]
-) -> nn.Module:
-    if isinstance(module, StochasticLayer):
-        return plain_layer(name, module, weights, drawn)
-    if isinstance(module, RecurrentLayer):
-        return plain_recurrent(name, module, weights, drawn)
-    if isinstance(module, UnitNoise):
-        return _take_over_(UnitScale(_plain_scale(module, weights)), module)
-    raise TypeError(f"{name} is a {type(module).__name__}, which has no plain twin.")
-
-
-def _plain_scale(noise: UnitNoise, weights: str) -> Tensor:
-    with torch.no_grad():
-        return noise.mean_scale() if weights == "mean" else noise.sample_scale(1).squeeze(0)
-
-
-def _plain_weight(
-    name: str, posterior: Posterior, weights: str, drawn: dict[Posterior, nn.Parameter]
-) -> nn.Parameter:
-    if weights == "mean" and not posterior.has_mean:
-        raise ValueError(
-            f"{name} is a zero-mean layer: with its means it would put out a constant; "
-            "use weights='sample' for one network of the ensemble, or predict with the samples of "
-            "zm.predict_proba."
-        )
-    if posterior not in drawn:
-        with torch.no_grad():
-            mean, _ = posterior.mean_and_scale()
-            weight = posterior.sample() if mean is None or weights == "sample" else mean.clone()
-        learns = any(parameter.requires_grad for parameter in posterior.parameters())
-        drawn[posterior] = nn.Parameter(weight, requires_grad=learns)
-    return drawn[posterior]
+    return replace_modules_(model, plain)
 
 
 def _select(model: nn.Module, where: Predicate | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -222,9 +149,9 @@ def _reason_to_leave(
         return "nn.MultiheadAttention reads its weight directly"
     if parametrize.is_parametrized(module):
         return "its weight is parametrized; remove the parametrization first"
-    if type(module) not in (*_TWINS, *_RECURRENT_TWINS):
+    if not has_twin(module):
         return f"{kind} has no stochastic twin"
-    weights = _weights(module)
+    weights = weights_of(module)
     if not all(isinstance(weight, nn.Parameter) for weight in weights):
         return "its weight is not a parameter (an old weight_norm?); remove the hook first"
     if isinstance(module, nn.Embedding) and (
@@ -243,149 +170,11 @@ def _reason_to_leave(
     return None
 
 
-def _weights(module: nn.Module) -> list[Any]:
-    """The weights of a layer that become random; None for what should be a parameter and is not."""
-    names = ["weight"]
-    if isinstance(module, nn.RNNBase):
-        names = [n for n in module._flat_weights_names if n.startswith("weight_")]
-    return [module._parameters.get(name) for name in names]
-
-
 def _refuse_broken_ties(model: nn.Module, selected: set[Any]) -> None:
-    weights = {weight for module in selected for weight in _weights(module)}
+    weights = {weight for module in selected for weight in weights_of(module)}
     for name, module in model.named_modules():
         if module not in selected and any(p in weights for p in module._parameters.values()):
             raise ValueError(
                 f"{name or 'The model'} shares its weight with a layer to convert but is not "
                 "converted itself; select both, neither, or untie them first."
             )
-
-
-def stochastic_twin(
-    name: str,
-    module: Any,
-    posterior: PosteriorFactory,
-    prior: PriorChoice,
-    sampler: SamplerChoice,
-    tied: Posterior | None = None,
-) -> StochasticLayer:
-    """The stochastic twin of a torch layer, with its weight, its bias, its hooks and its mode."""
-
-    def factory(shape: torch.Size, **options: Any) -> Posterior:
-        if tied is not None:
-            _share_layout_(name, tied, options.get("layout", WeightLayout()))
-            return tied
-        distribution = posterior(shape, **options)
-        distribution.set_weight_(module.weight)
-        return distribution.requires_grad_(module.weight.requires_grad)
-
-    place = {"device": module.weight.device, "dtype": module.weight.dtype}
-    layer = _TWINS[type(module)](module, posterior=factory, prior=prior, sampler=sampler, **place)
-    if layer.bias is not None:
-        layer.bias = module.bias
-    return _take_over_(layer, module)
-
-
-def recurrent_twin(
-    module: nn.RNNBase,
-    posterior: PosteriorFactory,
-    prior: PriorChoice,
-    posteriors: dict[Any, Posterior],
-) -> RecurrentLayer:
-    """The same for LSTM and GRU, whose weights are added to the `posteriors` so far."""
-    like = _weights(module)[0]
-    layer = _RECURRENT_TWINS[type(module)](
-        module.input_size,
-        module.hidden_size,
-        module.num_layers,
-        module.bias,
-        module.batch_first,
-        module.dropout,
-        module.bidirectional,
-        posterior=posterior,
-        prior=prior,
-        device=like.device,
-        dtype=like.dtype,
-    )
-    for name, distribution in layer.posteriors().items():
-        weight = module.get_parameter(name)
-        if weight not in posteriors:
-            distribution.set_weight_(weight)
-            posteriors[weight] = distribution.requires_grad_(weight.requires_grad)
-        setattr(layer, name, posteriors[weight])
-    for name, _ in list(layer.named_parameters(recurse=False)):
-        setattr(layer, name, module.get_parameter(name))
-    return _take_over_(layer, module)
-
-
-def _share_layout_(name: str, tied: Posterior, layout: WeightLayout) -> None:
-    """Let a posterior serve one more layer, which reads its tensor in its own way."""
-    by_neuron = isinstance(tied, Multiplicative) and tied.share == "neuron"
-    if by_neuron and tied.layout.neuron_dim != layout.neuron_dim:
-        raise ValueError(
-            f"{name} shares its weight with a layer whose output units lie along another "
-            "dimension, so share='neuron' has no meaning; use share='layer' or 'weight'."
-        )
-    rows = {tied.layout.noiseless_row, layout.noiseless_row} - {None}
-    if len(rows) > 1:
-        raise ValueError(
-            f"{name} shares its weight with an Embedding of another padding_idx; use one for both."
-        )
-    tied.layout = replace(tied.layout, noiseless_row=next(iter(rows), None))
-
-
-def _take_over_(new: Any, old: nn.Module) -> Any:
-    """Give a module the mode and the hooks of the one that it replaces."""
-    for hooks in _HOOKS:
-        # The dict itself, so that the handles of the hooks can still remove them.
-        setattr(new, hooks, getattr(old, hooks))
-    return new.train(old.training)
-
-
-def _convolution_twin(layer: Callable[..., StochasticLayer]) -> Callable[..., StochasticLayer]:
-    def build(module: nn.modules.conv._ConvNd, **options: Any) -> StochasticLayer:
-        if module.transposed:
-            options["output_padding"] = module.output_padding
-        return layer(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,
-            stride=module.stride,
-            padding=module.padding,
-            dilation=module.dilation,
-            groups=module.groups,
-            bias=module.bias is not None,
-            padding_mode=module.padding_mode,
-            **options,
-        )
-
-    return build
-
-
-def _linear_twin(module: nn.Linear, **options: Any) -> Linear:
-    return Linear(module.in_features, module.out_features, module.bias is not None, **options)
-
-
-def _embedding_twin(module: nn.Embedding, **options: Any) -> Embedding:
-    return Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, **options)
-
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-)
-
-_TWINS: dict[Any, Callable[..., StochasticLayer]] = {
-    nn.Linear: _linear_twin,
-    nn.Embedding: _embedding_twin,
-    **{layer.torch_twin: _convolution_twin(layer) for layer in (Conv1d, Conv2d, Conv3d)},
-    nn.ConvTranspose2d: _convolution_twin(ConvTranspose2d),
-}
-
-_RECURRENT_TWINS: dict[Any, type[RecurrentLayer]] = {nn.LSTM: LSTM, nn.GRU: GRU}

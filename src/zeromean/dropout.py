@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from zeromean import functional, lognormal
-from zeromean.held import HeldNoise
+from zeromean.held import KeptNoise
 from zeromean.layers import require_positive
 from zeromean.noise import normal
 from zeromean.samplers import Sampler, local, mean, weight
 from zeromean.stochastic import StochasticModule
+
+# Signal-to-noise ratio below which a unit is dropped: Neklyudov et al. (2017).
+SNR_THRESHOLD = 1.0
 
 
 class UnitNoise(StochasticModule):
@@ -68,6 +72,10 @@ class UnitNoise(StochasticModule):
         """KL(q ‖ p) of every multiplier, `(num_features,)`."""
         raise NotImplementedError
 
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        """Project log α into [low, high], in place, where it is learned."""
+        raise NotImplementedError
+
     def reset_parameters(self) -> None:
         """Set the initial parameters."""
         raise NotImplementedError
@@ -95,11 +103,11 @@ class UnitNoise(StochasticModule):
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
         return sampler
 
-    def prune_(self, threshold: float = 1.0) -> int:
+    def prune_(self, threshold: float = SNR_THRESHOLD) -> int:
         """Drop the units whose signal-to-noise ratio is below the threshold, for good.
 
         Units dropped before stay dropped, through further training too. Returns how many are
-        dropped now.
+        dropped now. (`zm.prune_`, for whole models, counts in log α = −2 log of that ratio.)
         """
         if not self.prunable:
             raise ValueError(
@@ -122,7 +130,7 @@ class UnitNoise(StochasticModule):
             )
         if self.sampler is mean:
             return _multiplied(input, self.mean_scale())
-        if isinstance(self.sampler, HeldNoise):
+        if isinstance(self.sampler, KeptNoise):
             noise = self.sampler.noise_of(self, input)
             return _multiplied(input, self._kept(self.multipliers(noise)))
         return _multiplied(
@@ -153,7 +161,7 @@ class GaussianDropout(UnitNoise):
         num_features: int,
         p: float = 0.5,
         *,
-        share: str = "layer",
+        share: Literal["layer", "unit"] = "layer",
         learn: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -193,6 +201,11 @@ class GaussianDropout(UnitNoise):
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
         return super().kl_terms() if self.learn else {}
+
+    @torch.no_grad()
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        if self.log_alpha.requires_grad:
+            self.log_alpha.clamp_(low, high)
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.log_alpha, math.log(self.p) - math.log1p(-self.p))
@@ -269,6 +282,9 @@ class LogNormalDropout(UnitNoise):
     def kl_per_unit(self) -> Tensor:
         kl = lognormal.kl(self.location, self.log_scale, self.low, self.high)
         return kl.to(functional.wide(self.location).dtype)
+
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        """Nothing to do: these multipliers have no α."""
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.location, self.initial_location)

@@ -9,7 +9,6 @@ export.save_onnx(zm.compress(model), "small.onnx", example_inputs)
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import os
@@ -28,9 +27,10 @@ from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.blueprint import build, describe
 from zeromean.compression.sizes import size_in_memory
 from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
-from zeromean.module_surgery import replace_modules_
-from zeromean.objectives import stochastic_modules
+from zeromean.module_surgery import copy_with_masks, replace_modules_
 from zeromean.serialization import read_safetensors, write_safetensors
+from zeromean.stochastic import stochastic_modules
+from zeromean.whole_file import whole_file
 
 FORMAT_VERSION = 1
 
@@ -122,16 +122,18 @@ def save_onnx(
 
     Args:
         model: What `zm.compress` returned, or any model that torch can export.
-        path: File to write.
+        path: The file appears under its name only when it is complete.
         example_inputs: Inputs of the right shape and type, with at least two objects.
         original: As for `save_compressed`.
     """
     onnx = _require_onnx()
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent}; create it first.")
     arguments = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    dense = _dense_twin(model)
+    with whole_file(path) as temporary:
+        onnx.save_model(_onnx_program(_dense_twin(model), arguments), temporary)
+    return _saved(path, original)
+
+
+def _onnx_program(dense: nn.Module, arguments: tuple[Any, ...]) -> Any:
     batch = torch.export.Dim.DYNAMIC
     shapes = tuple({0: batch} if isinstance(a, Tensor) and a.dim() else None for a in arguments)
     try:
@@ -153,18 +155,18 @@ def save_onnx(
             "ONNX would freeze the noise of a stochastic layer to a constant; export "
             "zm.to_deterministic(model), or a compressed model without such layers."
         )
-    onnx.save_model(proto, path)
-    return _saved(path, original)
+    return proto
 
 
 def _dense_twin(model: nn.Module) -> nn.Module:
     """A copy with dense layers in place of those that only torch can run."""
-    whole = nn.Sequential(copy.deepcopy(model))
+    model = copy_with_masks(model)
     sparse = (SparseLinear, SparseConv2d)
-    replace_modules_(whole, {m: m.dense() for m in whole.modules() if isinstance(m, sparse)})
-    chains = [m for m in whole.modules() if isinstance(m, BatchLast)]
-    replace_modules_(whole, {chain: nn.Sequential(*chain.steps()) for chain in chains})
-    return whole[0].eval()
+    model = replace_modules_(
+        model, {m: m.dense() for m in model.modules() if isinstance(m, sparse)}
+    )
+    chains = [m for m in model.modules() if isinstance(m, BatchLast)]
+    return replace_modules_(model, {chain: chain.unrolled() for chain in chains}).eval()
 
 
 def _saved(path: str | os.PathLike[str], original: nn.Module | None) -> SavedFile:
@@ -196,6 +198,6 @@ def _require_onnx() -> Any:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "export.save_onnx needs onnx and onnxscript: pip install 'zeromean[export]'."
+            "ONNX files need onnx and onnxscript; run: pip install 'zeromean[export]'"
         ) from error
     return onnx

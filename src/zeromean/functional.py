@@ -1,4 +1,4 @@
-"""Pure tensor maths: KL terms, Dawson's function, and the numerically careful small change.
+"""Pure tensor maths: KL terms, Dawson's function, small helpers that are careful with numbers.
 
 Every KL is per weight, of a Gaussian posterior with alpha = variance / mean². A `mean` of None is
 exactly zero. The log-uniform prior is improper, so its KL is fixed by being 0 at alpha = inf, and
@@ -17,9 +17,11 @@ from zeromean import _dawson
 # E log|noise| = -HALF_LOG_MOMENT for standard normal noise: (Euler's gamma + log 2) / 2.
 HALF_LOG_MOMENT = (0.5772156649015329 + math.log(2)) / 2
 
-# Of df / variance, up to which the Student-t KL is a series.
+# The Student-t KL is a series in df / variance up to this log of it, and a quadrature above.
 LARGEST_LOG_RATIO = math.log(1e-5)
-# Of the quadrature above it, where a compiler sees it: fewer take it longer, more need memory.
+# Nodes of that quadrature, and how many of them are summed at a time under torch.compile: with
+# fewer it compiles longer, with more it needs memory.
+NUM_NODES = 96
 NODES_AT_ONCE = 8
 
 
@@ -28,11 +30,14 @@ def safe_sqrt(variance: Tensor) -> Tensor:
 
     Fast convolutions can return tiny negatives; sqrt would turn them into NaN.
     """
-    # float16 is short of range: there, denormals count too.
-    tiny = 0.0 if variance.dtype == torch.float16 else torch.finfo(variance.dtype).tiny
-    positive = variance > tiny
+    positive = variance > smallest_normal(variance.dtype)
     # The inner `where` keeps sqrt's infinite slope at 0 out of the gradient's 0 * inf.
     return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
+
+
+def smallest_normal(dtype: torch.dtype) -> float:
+    """Below it numbers lose digits and speed. 0 for float16, whose denormals are in daily use."""
+    return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -144,11 +149,11 @@ def _can_fuse(mean: Tensor, log_variance: Tensor) -> bool:
         and mean.dtype in _dawson.VALUE
         and mean.device.type == log_variance.device.type == "cpu"
         and mean.numel() > 0
-        and _can_branch()
+        and can_branch()
     )
 
 
-def _can_branch() -> bool:
+def can_branch() -> bool:
     """Whether values may decide what is computed: nothing traces or transforms."""
     return not (
         torch.compiler.is_compiling()
@@ -179,7 +184,7 @@ class _LogUniformKLSum(torch.autograd.Function):
 
 def _student_t_correction(inverse_alpha: Tensor, log_ratio: Tensor) -> Tensor:
     """C of `student_t_kl`."""
-    if not _can_branch():
+    if not can_branch():
         return _StudentTCorrection.apply(inverse_alpha, log_ratio)[0]
     large = log_ratio > LARGEST_LOG_RATIO
     if large.all():
@@ -239,13 +244,11 @@ class _StudentTCorrection(torch.autograd.Function):
         return grad * derivatives[0], grad * derivatives[1]
 
 
-def _student_t_integrals(
-    inverse_alpha: Tensor, log_ratio: Tensor, num_nodes: int = 96
-) -> tuple[Tensor, Tensor, Tensor]:
+def _student_t_integrals(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Trapezoid rule in u = log t, which converges geometrically, on a range fit to each weight."""
     with torch.no_grad():
         first, last = _student_t_range(inverse_alpha, log_ratio)
-        step = (last - first) / (num_nodes - 1)
+        step = (last - first) / (NUM_NODES - 1)
     # exp(-40) vanishes beside 1; the bounds keep inf * 0 (and slow denormals) out of the sums.
     largest_log = math.log(40)
     smallest_u = 8 - math.log(torch.finfo(step.dtype).max)
@@ -261,11 +264,11 @@ def _student_t_integrals(
 
     if torch.compiler.is_compiling():
         # A compiler would take long over so many copies of the same steps.
-        nodes = torch.arange(num_nodes, dtype=step.dtype, device=step.device)
+        nodes = torch.arange(NUM_NODES, dtype=step.dtype, device=step.device)
         several = nodes.view(-1, *[1] * step.dim()).split(NODES_AT_ONCE)
         parts = [tuple(term.sum(0) for term in terms(some)) for some in several]
     else:
-        parts = (terms(node) for node in range(num_nodes))
+        parts = (terms(node) for node in range(NUM_NODES))
     totals = reduce(lambda sums, part: tuple(map(torch.add, sums, part)), parts)
     value, by_inverse_alpha, by_log_ratio = (0.5 * step * total for total in totals)
     return value, by_inverse_alpha, by_log_ratio

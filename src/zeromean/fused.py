@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from zeromean.functional import safe_sqrt
+from zeromean.functional import can_branch, safe_sqrt
 from zeromean.linear_maps import (
     Convolution,
     Dense,
@@ -37,7 +37,7 @@ from zeromean.posteriors import Posterior, flushed
 
 # Chunks of three tensors fit a core's second-level cache.
 _CHUNK = 2**16
-# Fewer normal numbers are drawn one by one, and are others.
+# torch draws fewer normal numbers than this by another algorithm, which gives other numbers.
 _FEWEST = 16
 
 
@@ -48,9 +48,7 @@ def can_fuse(op: LinearMap, x: Tensor) -> bool:
         and x.dtype in (torch.float32, torch.float64)
         and x.device.type != "meta"
         and torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
+        and can_branch()
         and forward_ad._current_level < 0
         and not torch.is_autocast_enabled(x.device.type)
     )
@@ -144,7 +142,7 @@ def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
 
 
 def _chunk_sizes(number: int) -> list[int]:
-    """Of the chunks, none of which is so small that torch would draw its noise in another way."""
+    """Sizes of chunks, none so small that torch would draw its noise in another way."""
     whole, rest = divmod(number, _CHUNK)
     if whole and rest < _FEWEST:
         return [*[_CHUNK] * (whole - 1), _CHUNK + rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -13,7 +14,25 @@ from zeromean.posteriors import Posterior
 Noise = dict[str, Tensor]
 
 
-class HeldNoise:
+class KeptNoise(ABC):
+    """A sampler whose noise outlasts a call; recurrent layers and units ask it for theirs."""
+
+    @abstractmethod
+    def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
+        """The noise for a batch of inputs."""
+
+    @abstractmethod
+    def one_weight(self, posterior: Posterior) -> Tensor:
+        """The weight, where only one for the whole batch will do."""
+
+    @abstractmethod
+    def __call__(
+        self, op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+    ) -> Tensor:
+        """op(x, w) with the weight that the noise gives."""
+
+
+class HeldNoise(KeptNoise):
     """The noise of a model, to be used again at every call.
 
     It is a sampler: `sampler(op, x, posterior, bias)` applies the weight that the held noise gives
@@ -76,7 +95,6 @@ class HeldNoise:
         self.noise = dict(noise)
 
     def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
-        """The noise for a batch of inputs."""
         if self.num_objects is not None and x.shape[:1] != (self.num_objects,):
             raise ValueError(
                 f"The noise is held for {self.num_objects} objects, got an input of shape "
@@ -85,7 +103,6 @@ class HeldNoise:
         return self.noise[self._names[distribution]]
 
     def one_weight(self, posterior: Posterior) -> Tensor:
-        """The weight, where only one for the whole batch will do."""
         if self.num_objects is not None:
             raise ValueError(
                 "Recurrent layers cannot hold noise of its own for every object; use torch.func."
@@ -100,11 +117,10 @@ class HeldNoise:
         return op(x, weight, bias) if self.num_objects is None else op.each(x, weight, bias)
 
 
-class DrawnOnce(HeldNoise):
+class DrawnOnce(KeptNoise):
     """Weights, and noise of units, that are drawn when they are first needed and then stay."""
 
     def __init__(self):
-        super().__init__({}, None)
         self._drawn: dict[nn.Module, Tensor] = {}
 
     def forget(self) -> None:
@@ -138,7 +154,7 @@ def draw(distribution: nn.Module, count: int | None) -> Tensor:
 
 
 def _shapes(distribution: nn.Module, count: int | None) -> list[tuple[int, ...]]:
-    """Shapes that noise may have, as `draw` makes it first."""
+    """Shapes that noise may have; the first is that of `draw`."""
     if isinstance(distribution, Posterior):
         return [(*([] if count is None else [count]), *distribution.shape)]
     units = int(distribution.num_features)  # pyright: ignore[reportArgumentType]

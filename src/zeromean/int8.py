@@ -20,7 +20,7 @@ def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
     Args:
         min_weights: Number of weights from which a layer is converted.
     """
-    model = nn.Sequential(copy_with_masks(model))
+    model = copy_with_masks(model)
     large: dict[nn.Module, nn.Module] = {
         module: Int8Linear(module).train(module.training)
         for module in model.modules()
@@ -36,9 +36,8 @@ def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
     chains = [
         m for m in model.modules() if isinstance(m, BatchLast) and large.keys() & m.children()
     ]
-    replace_modules_(model, {chain: nn.Sequential(*chain.steps()) for chain in chains})
-    replace_modules_(model, large)
-    return model[0]
+    model = replace_modules_(model, {chain: chain.unrolled() for chain in chains})
+    return replace_modules_(model, large)
 
 
 class Int8Linear(nn.Module):

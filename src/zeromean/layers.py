@@ -246,7 +246,13 @@ def build_posterior(factory: PosteriorFactory, shape: Sequence[int], **options: 
     return posterior
 
 
+def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
+    """The layers with one random weight by name, shared ones once: not LSTM and GRU."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, StochasticLayer)}
+
+
 def require_positive(**sizes: int) -> None:
+    """Refuse sizes below 1, by name."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}.")

@@ -144,7 +144,7 @@ class Convolution(LinearMap):
     def moments(
         self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
-        # In the better format, of which `__call__` would copy each of them back.
+        # Rearranged once, for both products; `__call__` would copy each of them back.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
             x = arranged(x, better_format(self, x, posterior.shape))
         return super().moments(x, posterior, bias)

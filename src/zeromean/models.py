@@ -177,6 +177,8 @@ def vgg_like(
     """
     if width <= 0:
         raise ValueError(f"width must be positive, got {width}.")
+    if not isinstance(dropout, bool):
+        raise TypeError(f"dropout must be True, for the rates below, or False, got {dropout!r}.")
     num_convs = sum(map(len, VGG_GROUPS))
     names = [f"conv{number}" for number in range(1, num_convs + 1)]
     unknown = [name for name in convs if name not in names]

@@ -1,4 +1,4 @@
-"""Copies of models, and other modules in the places of some."""
+"""Copies of models, and replacing modules wherever a model refers to them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
-from zeromean.objectives import stochastic_layers
+from zeromean.layers import stochastic_layers
 
 # Attributes of every module, which are not containers of anybody's making.
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
-def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> None:
-    """Put other modules in the places of some, wherever they stand in the model."""
+def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> nn.Module:
+    """Replace modules wherever the model refers to them; returns the model, or its replacement."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child in replacements:
                 setattr(parent, name, replacements[child])
-        # Also where a forward function finds them beside: in lists, tuples and dictionaries.
+        # Also where a forward function finds them besides: in lists, tuples and dictionaries.
         for name, value in list(vars(parent).items()):
             if name not in _TORCHS_OWN and isinstance(value, (list, tuple, dict)):
                 replaced = _with_replaced(value, replacements)
@@ -36,6 +36,7 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
         if stochastic_layers(parent) or changed & set(parent.modules()):
             parent.activation_relu_or_gelu = 0
             parent.use_nested_tensor = False
+    return replacements.get(model, model)
 
 
 def _with_replaced(value: Any, replacements: Mapping[Any, nn.Module]) -> Any:

@@ -16,11 +16,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from zeromean.held import DrawnOnce
-from zeromean.objectives import stochastic_modules
 from zeromean.recurrent import RecurrentLayer
 from zeromean.replay import Replay
 from zeromean.samplers import Sampler, auto, local, mean, moment_matched, weight
-from zeromean.sampling import monte_carlo_modes, sampling
+from zeromean.sampling import monte_carlo_modes, sampling, swapped_samplers
+from zeromean.stochastic import stochastic_modules
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
@@ -79,7 +79,7 @@ def draw_outputs(
                 "pass select=lambda output: … to pick one."
             )
         if batch_size is not None and output.shape[:1] != (
-            num_objects := _num_objects(args, kwargs),
+            num_objects := num_objects_in(args, kwargs),
         ):
             raise ValueError(
                 "batch_size needs outputs with the objects along dimension 0: for "
@@ -100,9 +100,11 @@ def draw_outputs(
         stack.enter_context(torch.set_grad_enabled(differentiable))
         if seed is not None:
             stack.enter_context(seeded(seed, model))
-        if chunk_size is None and not _draws_outputs(model):
-            chunk_size = 1  # Samples that each have weights of their own gain nothing together.
-        stack.enter_context(_one_network(model, drawn))
+        if chunk_size is None and not _samples_gain_together(model):
+            chunk_size = 1  # Each has weights of its own.
+        # Where `zm.weight` draws, what is called twice, or tied, is the same both times.
+        layers = stochastic_modules(model).values()
+        stack.enter_context(swapped_samplers({m: drawn for m in layers if m.sampler is weight}))
         first_size = chunk_size or _first_chunk_size(model, batches[0])
         if _must_loop(model):
             chunks = _looped(run, num_samples)
@@ -126,7 +128,7 @@ def _split(
     """Arguments for at most so many objects at a time, which lie along dimension 0."""
     if any(isinstance(value, PackedSequence) for value in (*arguments[0], *arguments[1].values())):
         raise ValueError("batch_size cannot split a PackedSequence; split the sequences first.")
-    count = _num_objects(*arguments)
+    count = num_objects_in(*arguments)
 
     def part(start: int) -> Any:
         here = slice(start, start + batch_size)
@@ -138,10 +140,11 @@ def _split(
     return [part(start) for start in range(0, max(count, 1), batch_size)]
 
 
-def _num_objects(args: tuple, kwargs: dict[str, Any]) -> int:
+def num_objects_in(args: tuple, kwargs: dict[str, Any]) -> int:
+    """How many objects there are, by the first tensor that has dimensions."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()]
     if not tensors:
-        raise ValueError("batch_size needs a tensor with the objects along dimension 0, got none.")
+        raise ValueError("inputs must hold a tensor with the objects along dimension 0, got none.")
     return len(tensors[0])
 
 
@@ -190,19 +193,6 @@ def _vectorized(
             size = max(1, _ELEMENTS_AT_ONCE // max(replay.largest_noisy, 1))
 
 
-@contextmanager
-def _one_network(model: nn.Module, drawn: DrawnOnce) -> Iterator[None]:
-    """Where `zm.weight` draws, let what is called twice, or tied, be the same both times."""
-    layers = [layer for layer in stochastic_modules(model).values() if layer.sampler is weight]
-    try:
-        for layer in layers:
-            layer.sampler = drawn
-        yield
-    finally:
-        for layer in layers:
-            layer.sampler = weight
-
-
 def _first_chunk_size(model: nn.Module, values: tuple) -> int:
     """A careful guess, until the first chunk has told how large the noisy part is."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
@@ -238,7 +228,8 @@ def _has_hooks(model: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def _draws_outputs(model: nn.Module) -> bool:
+def _samples_gain_together(model: nn.Module) -> bool:
+    """Whether every layer draws outputs, or none: nothing that each sample has for itself."""
     samplers = {module.sampler for module in stochastic_modules(model).values()}
     return samplers <= {local, moment_matched, mean, auto}
 

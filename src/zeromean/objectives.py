@@ -9,20 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean.dropout import GaussianDropout, UnitNoise
-from zeromean.layers import StochasticLayer
-from zeromean.posteriors import Additive, Multiplicative, Posterior
-from zeromean.stochastic import StochasticModule
-
-
-def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
-    """The layers with one random weight by name, shared ones once: not LSTM and GRU."""
-    return {n: m for n, m in model.named_modules() if isinstance(m, StochasticLayer)}
-
-
-def stochastic_modules(model: nn.Module) -> dict[str, StochasticModule]:
-    """All that draws noise, by name: stochastic and recurrent layers, and noise on units."""
-    return {n: m for n, m in model.named_modules() if isinstance(m, StochasticModule)}
+from zeromean.dropout import UnitNoise
+from zeromean.posteriors import Posterior
+from zeromean.stochastic import no_kl, stochastic_modules
 
 
 def kl_by_layer(model: nn.Module) -> dict[str, Tensor]:
@@ -44,8 +33,7 @@ def kl_divergence(model: nn.Module) -> Tensor:
     """
     terms = list(kl_by_layer(model).values())
     if not terms:
-        like = next(model.parameters(), torch.zeros(()))
-        return torch.zeros((), device=like.device, dtype=like.dtype)
+        return no_kl(model)
     return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
@@ -101,16 +89,8 @@ def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = m
         raise ValueError(f"low must not exceed high, got low={low}, high={high}.")
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, GaussianDropout) and not module.learn:
-                continue
-            if isinstance(module, (Multiplicative, GaussianDropout)):
-                if module.log_alpha.requires_grad:
-                    module.log_alpha.clamp_(low, high)
-            elif isinstance(module, Additive) and module.log_variance.requires_grad:
-                log_alpha = module.log_alpha_per_weight()
-                # Pruned weights have no α to move.
-                move = module.masked(log_alpha.clamp(low, high) - log_alpha)
-                module.log_variance.add_(move)
+            if isinstance(module, (Posterior, UnitNoise)):
+                module.clip_log_alpha_(low, high)
 
 
 def parameter_groups(

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zeromean.functional import smallest_normal
 from zeromean.noise import NOISES, NoiseFamily, normal
 
 SHARES = ("layer", "neuron", "weight")
@@ -91,6 +92,13 @@ class Posterior(nn.Module):
         """Take a trained weight over as the mean (ZeroMean: its magnitude as the scale)."""
         raise NotImplementedError
 
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        """Project log α into [low, high], in place, where it is learned."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how its log α is clipped; give it a method "
+            "clip_log_alpha_(low, high)."
+        )
+
     # What follows from it.
 
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
@@ -145,7 +153,7 @@ class Posterior(nn.Module):
         )
 
     def counted(self, per_weight: Tensor) -> Tensor:
-        """Of values for every weight, those of weights that are random: not the noiseless row."""
+        """The values of the random weights: without those of the noiseless row."""
         row = self.layout.noiseless_row
         if row is None:
             return per_weight
@@ -176,7 +184,14 @@ class Posterior(nn.Module):
     def numel(self) -> int:
         return self.shape.numel()
 
+    @property
+    def num_random(self) -> int:
+        """Number of weights that are random: all but those of the noiseless row."""
+        silent = 0 if self.layout.noiseless_row is None else self.numel() // self.shape[0]
+        return self.numel() - silent
+
     def size(self, dim: int | None = None) -> torch.Size | int:
+        """As of a tensor: code that was written for torch's layers asks `layer.weight.size(0)`."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
@@ -252,6 +267,9 @@ class ZeroMean(Posterior):
     def log_alpha_per_weight(self) -> Tensor:
         return torch.full_like(self.scale, math.inf)
 
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        """Nothing to do: α is infinite by definition."""
+
     def reset_parameters(self) -> None:
         self._initialize_like_torch_(self.scale)
 
@@ -273,7 +291,7 @@ class Multiplicative(Posterior):
         self,
         shape: Sequence[int],
         *,
-        share: str = "layer",
+        share: Literal["layer", "neuron", "weight"] = "layer",
         log_alpha: float = -5.0,
         noise: NoiseFamily = normal,
         layout: WeightLayout = WeightLayout(),
@@ -308,11 +326,15 @@ class Multiplicative(Posterior):
     def log_alpha_per_weight(self) -> Tensor:
         return self.masked(self._broadcastable_log_alpha().expand(self.shape), value=math.inf)
 
+    @torch.no_grad()
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        if self.log_alpha.requires_grad:
+            self.log_alpha.clamp_(low, high)
+
     @property
     def weights_per_alpha(self) -> int:
         """How many random weights share one α."""
-        silent = 0 if self.layout.noiseless_row is None else self.numel() // self.shape[0]
-        return (self.numel() - silent) // self.log_alpha.numel()
+        return self.num_random // self.log_alpha.numel()
 
     def reset_parameters(self) -> None:
         self._initialize_like_torch_(self.mean)
@@ -386,6 +408,13 @@ class Additive(Posterior):
         log_alpha = self.log_variance - 2 * _log_magnitude(self.mean)
         return self.masked(log_alpha, value=math.inf)
 
+    @torch.no_grad()
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        if self.log_variance.requires_grad:
+            log_alpha = self.log_alpha_per_weight()
+            # Pruned weights have no α to move.
+            self.log_variance.add_(self.masked(log_alpha.clamp(low, high) - log_alpha))
+
     def reset_parameters(self) -> None:
         self._initialize_like_torch_(self.mean)
         nn.init.constant_(self.log_variance, self.initial_log_variance)
@@ -398,11 +427,6 @@ class Additive(Posterior):
 def flushed(scale: Tensor) -> Tensor:
     """The scale, at exactly zero where its square would be too small for a normal number."""
     return F.hardshrink(scale, math.sqrt(smallest_normal(scale.dtype)))
-
-
-def smallest_normal(dtype: torch.dtype) -> float:
-    """Below it numbers lose digits and speed. 0 for float16, whose denormals are in daily use."""
-    return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 
 def _combined(mean: Tensor | None, scale: Tensor, noise: Tensor) -> Tensor:

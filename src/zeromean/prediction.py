@@ -12,8 +12,8 @@ Inside a prediction BatchNorm uses its running statistics and torch's Dropout mo
   memory.
 - `batch_size`: objects, along dimension 0 of inputs and outputs, that run at once; by default all.
   A sample is one network for all of them where weights are drawn (`zm.weight`). Inputs whose
-  length is that of the first one are split alike, others go to every batch as they are: give what
-  belongs to no object, but is as long, another dimension in front.
+  length is that of the first one are split alike, others go to every batch as they are. One that
+  only happens to be as long, and is not by object, needs `unsqueeze(0)`.
 - `select`: picks the tensor from what the model puts out, where that is not a tensor.
 - `inputs`: a tensor, a tuple of positional or a mapping of keyword arguments.
 

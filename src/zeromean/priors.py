@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class LogUniform:
 
     method: str
 
-    def __init__(self, kl: str = "exact"):
+    def __init__(self, kl: Literal["exact", "approx", "sample"] = "exact"):
         object.__setattr__(self, "method", _choice("LogUniform", kl, "exact", "approx", "sample"))
 
     def kl(self, posterior: Posterior) -> Tensor:
@@ -54,8 +54,8 @@ class LogUniform:
             return _sum_over_alpha(functional.log_uniform_kl_approx, posterior)
         if isinstance(posterior, Additive):
             return functional.log_uniform_kl_sum(
-                _random(posterior, posterior.masked(posterior.mean)),
-                _random(posterior, posterior.log_variance),
+                _of_random(posterior, posterior.masked(posterior.mean)),
+                _of_random(posterior, posterior.log_variance),
             )
         return _sum_over_alpha(_exact_log_uniform_kl, posterior)
 
@@ -79,7 +79,7 @@ class StudentT:
     df: float
     method: str
 
-    def __init__(self, df: float = 1e-16, kl: str = "quadrature"):
+    def __init__(self, df: float = 1e-16, kl: Literal["quadrature", "sample"] = "quadrature"):
         if not 0 < df < math.inf:
             raise ValueError(f"StudentT needs df > 0, got {df}; for the limit 0 use LogUniform().")
         object.__setattr__(self, "df", float(df))
@@ -150,7 +150,7 @@ def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Ten
     if isinstance(posterior, Multiplicative) and posterior.share != "weight":
         if posterior.mask is None:
             return kl(wide(posterior.log_alpha)).sum() * posterior.weights_per_alpha
-    return kl(_random(posterior, posterior.log_alpha_per_weight())).sum()
+    return kl(_of_random(posterior, posterior.log_alpha_per_weight())).sum()
 
 
 def _sample(kl: Callable[..., Tensor], posterior: Posterior, *arguments: float) -> Tensor:
@@ -175,11 +175,11 @@ def _total(posterior: Posterior, per_weight: Tensor) -> Tensor:
 
 def _num_random(posterior: Posterior) -> int | Tensor:
     if posterior.mask is None:
-        return posterior.counted(posterior.log_variance_per_weight()).numel()
+        return posterior.num_random
     return posterior.counted(posterior.mask).sum().clamp_min(1)
 
 
-def _random(posterior: Posterior, per_weight: Tensor) -> Tensor:
+def _of_random(posterior: Posterior, per_weight: Tensor) -> Tensor:
     return wide(posterior.counted(per_weight))
 
 

@@ -7,14 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from zeromean.dropout import UnitNoise
+from zeromean.dropout import SNR_THRESHOLD, UnitNoise
 from zeromean.neurons import by_neuron, from_neurons
 from zeromean.posteriors import Posterior
 
-# log α of a weight, and signal-to-noise ratio of a unit, beyond which the literature prunes:
-# Molchanov et al. (2017) and Neklyudov et al. (2017).
+# log α of a weight from which on it is pruned: Molchanov et al. (2017).
 LOG_ALPHA_THRESHOLD = 3.0
-UNIT_SNR_THRESHOLD = 1.0
 
 
 class PrunableWeights:
@@ -27,7 +25,7 @@ class PrunableWeights:
     def __init__(self, name: str, posterior: Posterior, by: str, unit: str):
         self.name = name
         self.posterior = posterior
-        self.default = LOG_ALPHA_THRESHOLD
+        self.default_threshold = LOG_ALPHA_THRESHOLD
         self.whole_neurons = unit == "neuron"
         with torch.no_grad():
             self.excess = self._minus_variance() if by == "variance" else self._log_alpha()
@@ -77,7 +75,7 @@ class PrunableUnits:
     def __init__(self, name: str, noise: UnitNoise):
         self.name = name
         self.noise = noise
-        self.default = -2 * math.log(UNIT_SNR_THRESHOLD)
+        self.default_threshold = -2 * math.log(SNR_THRESHOLD)
         with torch.no_grad():
             self.excess = torch.where(noise.keep, -2 * noise.log_snr(), math.inf)
         _refuse_nan(name, self.excess)

@@ -85,7 +85,8 @@ def prune_(
     if sparsity is None:
         sign = -1 if by == "variance" else 1
         doomed = [
-            c.excess > (c.default if threshold is None else sign * threshold) for c in candidates
+            c.excess > (c.default_threshold if threshold is None else sign * threshold)
+            for c in candidates
         ]
     else:
         doomed = _largest(candidates, sparsity, together=scope == "global")

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from zeromean.held import HeldNoise
+from zeromean.held import KeptNoise
 from zeromean.layers import PriorChoice, build_posterior, checked_prior, require_positive
 from zeromean.posteriors import Additive, Posterior, PosteriorFactory, WeightLayout
 from zeromean.recurrent_kernels import State, run_recurrent
@@ -142,7 +142,7 @@ class RecurrentLayer(StochasticModule):
         return {**self.posteriors()}
 
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
-        return sampler if sampler is mean or isinstance(sampler, HeldNoise) else weight
+        return sampler if sampler is mean or isinstance(sampler, KeptNoise) else weight
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
         if self.prior is None:
@@ -200,7 +200,7 @@ class RecurrentLayer(StochasticModule):
         for _, suffix in self._suffixes():
             for kind in ("ih", "hh"):
                 posterior: Posterior = getattr(self, f"weight_{kind}_{suffix}")
-                if isinstance(self.sampler, HeldNoise):
+                if isinstance(self.sampler, KeptNoise):
                     weights.append(self.sampler.one_weight(posterior))
                 elif self.sampler is mean:
                     weight_mean, scale = posterior.mean_and_scale()

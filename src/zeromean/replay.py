@@ -23,6 +23,14 @@ _NOISY = object()
 # nothing intercepts cannot compute with it unnoticed.
 _UNREAD = torch.empty(0, device="meta")
 
+_IN_PLACE_OPERATORS = frozenset(
+    f"__i{name}__"
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+) | {"__setitem__", "__set__"}
+
 
 class ReplayError(RuntimeError):
     """A later run did something else than the first one."""
@@ -142,10 +150,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _writes_in_place(func: Callable, kwargs: dict[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
-    dunder = name.startswith("__") and name.endswith("__")
     return (
-        (name.endswith("_") and not dunder)
-        or (dunder and (name.startswith("__i") or name in ("__setitem__", "__set__")))
+        (name.endswith("_") and not name.endswith("__"))
+        or name in _IN_PLACE_OPERATORS
         or bool(kwargs.get("inplace"))
         or kwargs.get("out") is not None
     )

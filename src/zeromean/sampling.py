@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from zeromean.held import HeldNoise, Noise, draw
-from zeromean.objectives import stochastic_modules
 from zeromean.recurrent import RecurrentLayer
 from zeromean.samplers import Sampler, mean
+from zeromean.stochastic import stochastic_modules
 
 # What draws dropout noise while its own `training` flag is set. TransformerEncoderLayer is here
 # because in eval mode its fused fast path would skip the dropout inside it.
@@ -28,8 +28,8 @@ _DROPS_OUT = (
 
 # Dropout modules that a `sampling(model, mean)` block has turned off, however deep it is nested.
 _silenced: WeakSet[nn.Module] = WeakSet()
-# How layers inside of such blocks draw outside of them.
-_own_samplers: WeakKeyDictionary[nn.Module, Sampler] = WeakKeyDictionary()
+# How layers draw outside of the blocks that they are in.
+_own_samplers: WeakKeyDictionary[Any, Sampler] = WeakKeyDictionary()
 
 
 def own_sampler(layer: Any) -> Sampler:
@@ -41,36 +41,48 @@ def own_sampler(layer: Any) -> Sampler:
 def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     """Let everything stochastic in the model draw with `sampler` inside the block.
 
-    `with zm.sampling(model, zm.mean):` propagates means, and turns Dropout off as well. Samplers
-    and modes are restored at the end, also after an exception. The model itself is changed for the
-    length of the block, so threads that predict at the same time need a copy of the model each.
+    `with zm.sampling(model, zm.mean):` propagates means, and turns Dropout off as well. Samplers,
+    and the modes that `zm.mean` changes, are restored at the end, also after an exception. The
+    model itself is changed for the length of the block, so threads that predict at the same time
+    need a copy of the model each.
     """
     if not callable(sampler):
         raise TypeError(f"sampler must be a function such as zm.mean, got {sampler!r}.")
-    layers = list(stochastic_modules(model).values())
-    replacements = [layer.accepted_sampler(sampler) for layer in layers]
-    previous = [layer.sampler for layer in layers]
-    modes = [(m, m.training) for m in model.modules() if isinstance(m, _DROPS_OUT)]
-    newly_silenced: set[nn.Module] = set()
-    outermost = [layer for layer in layers if layer not in _own_samplers]
-    try:
-        _own_samplers.update({layer: layer.sampler for layer in outermost})
-        for layer, replacement in zip(layers, replacements, strict=True):
-            layer.sampler = replacement
-        if sampler is mean:
-            newly_silenced.update(module for module, _ in modes if module not in _silenced)
-            _silenced.update(newly_silenced)
-            for module, _ in modes:
-                module.training = False
+    layers = stochastic_modules(model).values()
+    accepted = {layer: layer.accepted_sampler(sampler) for layer in layers}
+    with swapped_samplers(accepted), _without_dropout(model) if sampler is mean else nullcontext():
         yield model
+
+
+@contextmanager
+def swapped_samplers(samplers: Mapping[Any, Sampler]) -> Iterator[None]:
+    """Let each of these stochastic modules draw with another sampler inside the block."""
+    previous = {layer: layer.sampler for layer in samplers}
+    outermost = {layer: own for layer, own in previous.items() if layer not in _own_samplers}
+    try:
+        _own_samplers.update(outermost)
+        for layer, sampler in samplers.items():
+            layer.sampler = sampler
+        yield
     finally:
-        _silenced.difference_update(newly_silenced)
         for layer in outermost:
             _own_samplers.pop(layer, None)
-        for layer, original in zip(layers, previous, strict=True):
-            layer.sampler = original
-        for module, mode in modes:
-            module.training = mode
+        for layer, sampler in previous.items():
+            layer.sampler = sampler
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    dropping = [module for module in model.modules() if isinstance(module, _DROPS_OUT)]
+    newly_silenced = {module for module in dropping if module not in _silenced}
+    with restored_modes(model):
+        try:
+            _silenced.update(newly_silenced)
+            for module in dropping:
+                module.training = False
+            yield
+        finally:
+            _silenced.difference_update(newly_silenced)
 
 
 @contextmanager
@@ -116,11 +128,18 @@ def draw_noise(model: nn.Module, num_samples: int | None = None) -> Noise:
 @contextmanager
 def monte_carlo_modes(model: nn.Module) -> Iterator[nn.Module]:
     """BatchNorm with running statistics, Dropout on: the modes of Monte-Carlo prediction."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
+    with restored_modes(model):
+        for module in model.modules():
             module.training = isinstance(module, _DROPS_OUT) and module not in _silenced
         yield model
+
+
+@contextmanager
+def restored_modes(model: nn.Module) -> Iterator[None]:
+    """Put every module back into its train or eval mode after the block."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
     finally:
         for module, mode in modes:
             module.training = mode

@@ -14,29 +14,24 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zeromean.convert import (
-    plain_layer,
-    plain_recurrent,
-    recurrent_twin,
-    replace_modules_,
-    stochastic_twin,
-)
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers import Embedding, Linear, StochasticLayer
+from zeromean.module_surgery import replace_modules_
 from zeromean.monte_carlo import forked_generators
 from zeromean.noise import NOISES
-from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFactory, ZeroMean
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.recurrent import GRU, LSTM, RecurrentLayer
 from zeromean.samplers import SAMPLERS
 from zeromean.sampling import own_sampler
+from zeromean.stochastic import stochastic_modules
+from zeromean.twins import plain_layer, plain_recurrent, recurrent_twin, stochastic_twin
+from zeromean.whole_file import whole_file
 
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 FORMAT_VERSION = 3
@@ -114,19 +109,11 @@ def write_safetensors(
 ) -> None:
     """Write a file that appears under its name only when it is complete."""
     safetensors = _safetensors()
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent}; create it first.")
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
-    try:
+    with whole_file(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
         safetensors.torch.save_file(tensors, temporary, metadata=metadata)
         temporary.chmod(mode)  # safetensors lets only the owner read.
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def read_safetensors(
@@ -267,8 +254,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
             SAMPLERS[settings["sampler"]],
             tied=None if tied_to is None else rebuilt[tied_to].weight,
         )
-    replace_modules_(model, replacements)
-    return rebuilt.get("", model)
+    return replace_modules_(model, replacements)
 
 
 def _posterior(settings: dict[str, Any]) -> PosteriorFactory:
@@ -305,6 +291,6 @@ def _safetensors() -> Any:
         import safetensors.torch
     except ImportError as error:
         raise ImportError(
-            "zm.save and zm.load need safetensors: pip install 'zeromean[io]'."
+            "Files of models need safetensors; run: pip install 'zeromean[io]'"
         ) from error
     return safetensors

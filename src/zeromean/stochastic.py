@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from zeromean import functional
 from zeromean.samplers import Sampler
 
 
@@ -37,7 +38,14 @@ class StochasticModule(nn.Module):
     def kl(self) -> Tensor:
         """KL(q ‖ p), summed over what is random here; zero without a prior."""
         terms = [term() for term in self.kl_terms().values()]
-        if not terms:
-            like = next(self.parameters(), torch.zeros(()))
-            return torch.zeros((), device=like.device, dtype=like.dtype)
-        return torch.stack(terms).sum()
+        return torch.stack(terms).sum() if terms else no_kl(self)
+
+
+def stochastic_modules(model: nn.Module) -> dict[str, StochasticModule]:
+    """All that draws noise, by name: stochastic and recurrent layers, and noise on units."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, StochasticModule)}
+
+
+def no_kl(module: nn.Module) -> Tensor:
+    """The KL of what has no prior, of the type and on the device of any other."""
+    return functional.wide(next(module.parameters(), torch.zeros(())).new_zeros(()))

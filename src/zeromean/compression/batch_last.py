@@ -54,6 +54,10 @@ class BatchLast(nn.Module):
         """In their order, also those that come twice."""
         return list(self._modules.values())  # pyright: ignore[reportReturnType]
 
+    def unrolled(self) -> nn.Sequential:
+        """The same steps one by one, with the batch in front as everywhere."""
+        return nn.Sequential(*self.steps())
+
     def forward(self, input: Tensor) -> Tensor:
         if is_traced() or self.steps() != self._plan.steps:
             for step in self.steps():

@@ -20,11 +20,11 @@ from zeromean.convert import to_deterministic
 from zeromean.dropout import UnitNoise
 from zeromean.module_surgery import copy_with_masks, replace_modules_
 from zeromean.monte_carlo import Inputs, as_arguments
-from zeromean.objectives import stochastic_modules
 from zeromean.posteriors import Posterior
 from zeromean.samplers import mean
-from zeromean.sampling import sampling
+from zeromean.sampling import restored_modes, sampling
 from zeromean.sparsity import sparsity
+from zeromean.stochastic import stochastic_modules
 
 
 @torch.inference_mode(False)
@@ -48,8 +48,8 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
         model: A pruned model; it is left as it is.
         example_inputs: Inputs on which the result is compared with the model, a tensor, a tuple of
             positional or a mapping of keyword arguments, by which the result can be called then
-            too. Their shapes tell what a forward function leaves open. Optional arguments of it
-            that are not among them keep their defaults; without any, all of them do.
+            too. Their shapes tell what a forward function leaves open. Optional arguments of
+            forward that are not given here keep their defaults.
     """
     _refuse_unpruned(model)
     plain = plain_copy(model)
@@ -82,10 +82,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
         for module in stochastic_modules(model).values()
         if all(p.has_mean for p in module.modules() if isinstance(p, Posterior))
     }
-    if model in plain:
-        return plain[model].eval()
-    replace_modules_(model, plain)
-    return model
+    return replace_modules_(model, plain).eval()
 
 
 def _refuse_unpruned(model: nn.Module) -> None:
@@ -109,10 +106,7 @@ def _layer_by_layer(model: nn.Module) -> nn.Module:
     }
     twins = {module: sparse_twin(module) for module in model.modules() if module not in read}
     replacements = {module: twin for module, twin in twins.items() if twin is not module}
-    if model in replacements:
-        return replacements[model]
-    replace_modules_(model, replacements)
-    return model
+    return replace_modules_(model, replacements)
 
 
 def _simplest(network: fx.GraphModule, *, by_keyword: bool) -> nn.Module:
@@ -167,19 +161,14 @@ def _compare(model: nn.Module, compressed: nn.Module, inputs: Inputs) -> None:
     if stochastic_modules(compressed):
         return
     args, kwargs = as_arguments(inputs)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with sampling(model.eval(), mean):
-            expected = model(*args, **kwargs)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with restored_modes(model), sampling(model.eval(), mean):
+        expected = model(*args, **kwargs)
     try:
         outputs = compressed(*args, **kwargs)
         rounding = 16 * _precision(model)
         torch.testing.assert_close(
-            _in_the_open(outputs),
-            _in_the_open(expected),
+            _as_mapping(outputs),
+            _as_mapping(expected),
             rtol=max(1e-4, rounding),
             atol=max(1e-5, rounding),
         )
@@ -190,7 +179,7 @@ def _compare(model: nn.Module, compressed: nn.Module, inputs: Inputs) -> None:
         ) from error
 
 
-def _in_the_open(output: Any) -> Any:
+def _as_mapping(output: Any) -> Any:
     """The output with dictionaries in place of dataclasses, which cannot be compared."""
     if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
         return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}

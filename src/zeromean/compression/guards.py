@@ -13,7 +13,7 @@ from zeromean.layers import Linear
 
 
 def insert_guards_(network: fx.GraphModule) -> None:
-    """Have dimensions checked where units lie where they are thought to only with so many."""
+    """Check dimensions wherever our idea of where the units lie holds for some numbers only."""
     known = units(network)
     wanted: dict[fx.Node, Dims] = {}
     for node, found in known.items():

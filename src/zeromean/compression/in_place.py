@@ -47,7 +47,7 @@ def _may_be_view(network: fx.GraphModule, node: fx.Node) -> bool:
         return True
     # A function that is not known might pass its input on, as many do: x.float(), x.T, F.dropout.
     name = getattr(node.target, "__name__", node.target)
-    in_place = options_of(node).get("inplace") or node.kwargs.get("inplace")
+    in_place = options_of(node).get("inplace")
     return node.op != "call_module" and bool(name not in _NEW_MEMORY or in_place)
 
 

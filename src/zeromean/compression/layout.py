@@ -23,7 +23,7 @@ class Units:
         constants: The value of every unit that is constant, NaN for the others.
         last: Whether they lie along the last dimension, not along dimension 1.
         dims: Number of dimensions, None where nothing tells.
-        proven: Whether it is sure, not just likely or so for an example.
+        proven: Whether `dims` holds for every input, and is not a guess or that of an example.
         assumes: What is taken for granted about the dimensions of what was read.
     """
 

@@ -42,7 +42,7 @@ def needed(network: fx.GraphModule, known: dict[fx.Node, Units]) -> Needs:
         empty = next((node for node in reversed(units) if not units[node].any()), None)
         if empty is None:
             return needs
-        # Rather a constant one: it reads nothing.
+        # Rather a constant unit: keeping it keeps nothing in front of it.
         units[empty][int(known[empty].constants.isnan().int().argmin())] = True
 
 

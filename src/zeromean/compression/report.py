@@ -192,7 +192,7 @@ def _called(network: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _fate_of(name: str, fates: dict[str, _Fate]) -> _Fate:
-    """Of a part of a layer, such as the projection of attention: that of the layer."""
+    """That of the layer, for a part of it such as the projection of attention."""
     above, rest = name, ""
     while above not in fates and above:
         above, _, last = above.rpartition(".")

@@ -53,6 +53,7 @@ class Role(Enum):
 
 
 def role_of(network: fx.GraphModule, node: fx.Node) -> Role:
+    """What a node does to the units that it reads, as far as removing some is concerned."""
     layer = layer_of(network, node)
     if layer is None:
         return _role_of_call(network, node)

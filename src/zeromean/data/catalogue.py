@@ -261,4 +261,4 @@ CATALOGUE: dict[str, FileSet] = {
         },
     ),
 }
-"""By name; a mutable dictionary, so that a test can put small files of its own in it."""
+"""What can be loaded, by name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from typing import Any
 
 from zeromean.data.catalogue import DataFile, Download
 from zeromean.data.files import read_checked
+from zeromean.whole_file import whole_file
 
 RETRIES = 2
 TIMEOUT_SECONDS = (10, 60)  # to connect, and between two pieces
@@ -100,15 +100,7 @@ def _unpack_member(file: DataFile, members: tarfile.TarFile, folder: Path) -> No
         raise ValueError(f"{file.path} in it is not a file")
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Under another name until it is whole: a run that is killed leaves no half of a file.
-    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part", delete=False) as part:
-        try:
+    with whole_file(target) as temporary:
+        with temporary.open("wb") as part:
             shutil.copyfileobj(member, part)
-            part.close()
-            read_checked(file, Path(part.name))
-            os.chmod(part.name, 0o644)
-            os.replace(part.name, target)
-        except BaseException:
-            part.close()
-            Path(part.name).unlink(missing_ok=True)
-            raise
+        read_checked(file, temporary)

@@ -14,6 +14,7 @@ from zeromean.data.built_in import TOY_CENTRES
 from zeromean.demo.digits import Accuracies, separation
 from zeromean.demo.toy import Encoding
 from zeromean.prediction import PredictiveUncertainty
+from zeromean.whole_file import whole_file
 
 # Colours that colour-blind readers tell apart (Okabe and Ito).
 NETWORK_COLOURS = {"deterministic": "#7f7f7f", "dropout": "#0072B2", "variance": "#D55E00"}
@@ -25,12 +26,8 @@ DPI = 150
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG that appears under its name only when it is complete."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
+    with whole_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=DPI)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

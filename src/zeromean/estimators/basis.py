@@ -78,7 +78,7 @@ class RBFBasis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         if self.gamma == "scale":
             square = (values.power(2) if sparse else np.square(values)).mean()
             variance = square - values.mean() ** 2 if sparse else values.var()
-            # Of a constant, rounding leaves a variance; less of it where deviations are squared.
+            # Rounding leaves a constant some variance; less where deviations are squared.
             varies = variance > (1e-14 if sparse else 1e-28) * square
             self.gamma_ = 1 / (values.shape[1] * variance) if varies else 1.0
         # The kernel multiplies distances out, which would cancel far from zero.

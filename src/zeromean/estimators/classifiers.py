@@ -22,8 +22,8 @@ class VariationalDropoutClassifier(SparseClassifier):
 
     Every weight has a posterior N(w, α w²) and a log-uniform prior; w and α maximise the evidence
     lower bound, with the exact KL divergence. A feature is relevant where log α is below a
-    threshold; the weights of all others are exactly zero. Their units do not matter. More than two
-    classes are fitted one against the rest.
+    threshold; the weights of all others are exactly zero. The units of features do not matter. More
+    than two classes are fitted one against the rest.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class VariationalDropoutClassifier(SparseClassifier):
     tol : float, default=1e-6
         The fit ends when an iteration gains less, in nats.
     random_state : int, RandomState instance or None, default=None
-        Of the draws.
+        Seed of the draws of integration="sampling".
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class RVMClassifier(SparseClassifier):
     tol : float, default=1e-3
         The fit ends when an iteration gains less, in nats.
     random_state : int, RandomState instance or None, default=None
-        Of the draws.
+        Seed of the draws of integration="sampling".
 
     Attributes
     ----------

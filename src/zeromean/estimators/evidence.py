@@ -43,13 +43,12 @@ from zeromean.estimators.quadratic import (
 )
 
 SCORED_AT_ONCE = 4096
-# Nats to which a model is fitted whose features alone are wanted, and one that is only where
-# another fit starts.
+# Tolerances in nats: of a fit whose features alone are wanted, and of one that is only a start.
 ROUGHLY = 0.01
 VERY_ROUGHLY = 1.0
 # With fewer rows, all features beside each other would say nothing.
 FEWEST_ROWS_A_FEATURE = 1.2
-# Of two rows a feature so many more are needed, so that few rows do not explain everything.
+# Rows beyond two a feature that are needed, so that few rows do not explain everything.
 FEWEST_ROWS_LEFT = 2
 # Parts of the full price at which larger models are looked for.
 LOWER_PRICES = (4, 8, 32)

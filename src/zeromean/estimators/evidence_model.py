@@ -43,7 +43,6 @@ class EvidenceModel:
     precision: Array
     noise_precision: float
     block: Array  # R of the features
-    linear: Array  # b of the features
     covariance: Array  # V
     mean: Array  # V b
     objective: float  # when it was built
@@ -83,7 +82,6 @@ class EvidenceModel:
             precision,
             noise_precision,
             block,
-            linear,
             covariance,
             mean,
             0.5 * (fit + complexity) - prices.total(len(features)),
@@ -121,7 +119,7 @@ class EvidenceModel:
             price = self.prices.of_one_more(len(self.features))
             if ratio <= 1 + MARGIN or gain(ratio) <= price:
                 continue
-            self._insert(feature, column, square, projected, s, q, s / (ratio - 1), linear)
+            self._insert(feature, column, square, projected, s, q, s / (ratio - 1))
             changed = True
         return changed
 
@@ -134,7 +132,6 @@ class EvidenceModel:
         s: float,
         q: float,
         a: float,
-        linear: float,
     ) -> None:
         size = len(self.features)
         variance = 1 / (s + a)
@@ -151,7 +148,6 @@ class EvidenceModel:
         self.covariance, self.block = covariance, block
         self.features = _longer(self.features, feature)
         self.precision = _longer(self.precision, a)
-        self.linear = _longer(self.linear, linear)
 
     def expel(self) -> bool:
         """Put features out that are not worth their price, the worst first."""
@@ -170,7 +166,7 @@ class EvidenceModel:
             return False
         left = np.flatnonzero(kept)
         self.features, self.precision = self.features[left], self.precision[left]
-        self.mean, self.linear = self.mean[left], self.linear[left]
+        self.mean = self.mean[left]
         self.block = self.block[left[:, None], left]
         self.covariance = self.covariance[left[:, None], left]
         return True

@@ -39,10 +39,10 @@ class Moments:
 
     @classmethod
     def of(cls, rows: Chunk) -> Moments:
-        """Of rows that may be on disk: they are read once, in slices."""
+        """The moments of rows, which may be on disk: they are read once, in slices."""
         shift = _typical_row(rows)
         squares = _sparse_squares if sparse.issparse(rows.X) else _squares
-        # Of features, target and 1, less the shift.
+        # Products of features, target and 1, less the shift.
         second = squares(rows, shift)
         count, sums = float(second[-1, -1]), second[-1, :-1]
         if count == 0:

@@ -22,7 +22,7 @@ class NoiseTerm:
         return 0.5 * tau**2 * self.square - self.count * float(np.log(tau))
 
     def rounding(self, objective: float, precision: float) -> float:
-        """Of the objective, in which large terms cancel where there is little noise."""
+        """Rounding error of the objective, whose large terms cancel where there is little noise."""
         return ROUNDING * (1 + abs(objective) + precision * self.square)
 
     def best_tau(self, projection: float) -> float:
@@ -31,5 +31,5 @@ class NoiseTerm:
         return float((projection + root) / (2 * self.square))
 
 
-# Of a likelihood without a noise precision.
+# For a likelihood without a noise precision.
 NO_NOISE = NoiseTerm(count=0.0, square=0.0, fixed=True)

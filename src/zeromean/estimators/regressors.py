@@ -24,8 +24,8 @@ class VariationalDropoutRegressor(SparseRegressor):
 
     Every weight has a posterior N(w, α w²) and a log-uniform prior; w, α and, if wanted, the noise
     precision maximise the evidence lower bound, with the exact KL divergence. A feature is relevant
-    where log α is below a threshold; the weights of all others are exactly zero. Their units do not
-    matter.
+    where log α is below a threshold; the weights of all others are exactly zero. The units of
+    features do not matter.
 
     Parameters
     ----------

@@ -20,6 +20,7 @@ import zeromean as zm
 from zeromean import functional
 from zeromean.certificate import effective_log_alpha
 from zeromean.experiments import shared_networks
+from zeromean.experiments.claims import Claim
 from zeromean.experiments.run_log import RunLog
 from zeromean.noise import NOISES
 from zeromean.samplers import SAMPLERS
@@ -42,6 +43,10 @@ PRIORS: dict[str, Any] = {
     "ard": zm.ARD(),
 }
 EVALUATION_BATCH = 1000
+# What the means are right about when they know nothing and name one class: the paper's, of the
+# digit 1 (11.35% of the test images). Another class has fewer, so that no more than this counts.
+CONSTANT_CLASS = 11.3
+CONSTANT_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,20 @@ class Settings:
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def means_know_nothing(name: str, source: str) -> Claim:
+    """The claim that mean propagation names the same class for (nearly) every image."""
+    return Claim(
+        f"{name}.accuracy_mean",
+        CONSTANT_CLASS,
+        source,
+        CONSTANT_TOLERANCE,
+        "at most",
+        f"{name}: mean propagation is a constant",
+        "%",
+    )
+
 
 # Arguments of the sizes that are not full.
 QUICK: dict[str, Any] = {

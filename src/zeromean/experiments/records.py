@@ -18,17 +18,22 @@ SIZES = ("full", "custom", "quick", "smoke")
 
 
 def collect(runs: Path, results: Path) -> list[Path]:
-    """Write `results`/NAME.json for every experiment that has finished runs in `runs`."""
+    """Write `results`/NAME.json for every experiment that has finished runs in `runs`.
+
+    A record whose runs are not there keeps them, and gets the words and claims of today.
+    """
     paths = []
     for name in experiments.REGISTRY:
-        record = record_of(name, runs)
-        if record["runs"]:
-            results.mkdir(parents=True, exist_ok=True)
-            path = results / f"{name}.json"
-            lost = _lost(_runs_in(path), record["runs"])
+        path = results / f"{name}.json"
+        before, record = _read(path), record_of(name, runs)
+        if before is not None:
+            lost = _lost(before["runs"], record["runs"])
+            if lost and record["runs"]:
+                print(f"{path} keeps its runs: it has {lost}, and {runs} not.", file=sys.stderr)
             if lost:
-                print(f"{path} stays as it is: it has {lost}, and {runs} not.", file=sys.stderr)
-                continue
+                record = {**before, **_words(experiments.load(name), before["runs"])}
+        if record["runs"] and record != before:
+            results.mkdir(parents=True, exist_ok=True)
             replace_text(path, _with_short_lists(to_json(record, indent=1)) + "\n")
             paths.append(path)
     return paths
@@ -47,13 +52,25 @@ def record_of(name: str, runs: Path) -> dict[str, Any]:
     claimed = {claim.metric for claim in experiment.CLAIMS}
     for run in finished:
         run["metrics"] = flat(run["metrics"], claimed)
-    measured = {key for run in finished for key in run["metrics"]}
+    words = _words(experiment, finished)
     return {
         "name": name,
-        "title": experiment.TITLE,
-        "source": experiment.SOURCE,
+        "title": words["title"],
+        "source": words["source"],
         "command": _command(shown),
         "runs": finished,
+        "claims": words["claims"],
+        "figures": figures,
+        "notes": words["notes"],
+    }
+
+
+def _words(experiment: experiments.Experiment, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a record says beside the numbers of its runs."""
+    measured = {key for run in runs for key in run["metrics"]}
+    return {
+        "title": experiment.TITLE,
+        "source": experiment.SOURCE,
         "claims": [
             {
                 "metric": claim.metric,
@@ -67,7 +84,6 @@ def record_of(name: str, runs: Path) -> dict[str, Any]:
             for claim in experiment.CLAIMS
             if claim.metric in measured
         ],
-        "figures": figures,
         # What was checked where ours is not as the paper's.
         "notes": "\n\n".join(getattr(experiment, "NOTES", ())),
     }
@@ -91,14 +107,16 @@ def flat(
     return numbers
 
 
-def _runs_in(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
-        return []
-    runs = runner.read_json(path, "runs", remedy="delete it")["runs"]
-    known = {"size", "digest", "seed"}
-    if not all(isinstance(run, dict) and known <= run.keys() for run in runs):
-        raise ValueError(f"{path} is damaged (its runs have no size, digest or seed); delete it.")
-    return runs
+        return None
+    record = runner.read_json(path, "runs", remedy="delete it")
+    known = {"size", "digest", "seed", "metrics"}
+    if not all(isinstance(run, dict) and known <= run.keys() for run in record["runs"]):
+        raise ValueError(
+            f"{path} is damaged (a run lacks one of {', '.join(sorted(known))}); delete it."
+        )
+    return record
 
 
 def _lost(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
@@ -106,7 +124,7 @@ def _lost(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
     if not before:
         return ""
     size = min((run["size"] for run in before), key=_rank)
-    if _rank(size) < _rank(after[0]["size"]):
+    if not after or _rank(size) < _rank(after[0]["size"]):
         return f"runs of the {size} size"
     digest = after[0]["digest"]
     there = {run["seed"] for run in after if run["digest"] == digest}

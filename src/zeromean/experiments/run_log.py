@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from zeromean.whole_file import whole_file
 
 Result = TypeVar("Result")
 
@@ -130,19 +131,16 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON of what `plain` makes of a value."""
     return json.dumps(plain(value), allow_nan=False, ensure_ascii=False, indent=indent)
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, all of it or nothing."""
     replace_text(path, to_json(value, indent=1) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that appears under its name only when it is complete."""
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")  # Other processes write too.
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write a text, all of it or nothing."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")

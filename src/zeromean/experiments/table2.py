@@ -64,15 +64,7 @@ CLAIMS = [
             )
         ]
     ),
-    Claim(
-        "variance.accuracy_mean",
-        11.3,
-        "Table 2",
-        2.4,
-        "equal",
-        "variance: mean propagation is a constant",
-        "%",
-    ),
+    lenet.means_know_nothing("variance", "Table 2"),
     Claim(
         "variance.log_alpha.dense1",
         6.9,

@@ -7,7 +7,6 @@ network. `verdicts.py` says when a claim is confirmed, `figures.py` what a figur
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from zeromean.report.markdown import to_markdown
 from zeromean.report.page import Section, count_verdicts, section
 from zeromean.report.records import read_records
 from zeromean.report.verdicts import RULE
+from zeromean.whole_file import whole_file
 
 _HERE = Path(__file__).parent
 
@@ -36,7 +36,7 @@ def build(records: Path, output: Path, known: Mapping[str, str] | None = None) -
     records, output = Path(records), Path(output)
     html = _render(_sections(records, known or {}))
     output.parent.mkdir(parents=True, exist_ok=True)
-    _write_atomically(output, html)
+    _write(output, html)
     return output
 
 
@@ -50,7 +50,7 @@ def build_markdown(
     """
     text = to_markdown(_sections(Path(records), known or {}), figures)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    _write_atomically(Path(output), text)
+    _write(Path(output), text)
     return Path(output)
 
 
@@ -92,13 +92,9 @@ def _json_for_script(value: object) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as temporary:
         temporary.write_text(text, "utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _natural(name: str) -> list[tuple[str, int]]:

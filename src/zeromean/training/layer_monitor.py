@@ -11,17 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.certificate import VARIANCE_LAYER, effective_log_alpha
-from zeromean.objectives import kl_by_layer, stochastic_layers
+from zeromean.objectives import kl_by_layer
 from zeromean.posteriors import Posterior
-from zeromean.stochastic import StochasticModule
+from zeromean.stochastic import StochasticModule, stochastic_modules
 
 
 def layer_metrics(model: nn.Module) -> dict[str, float]:
-    """`log_alpha/NAME` (effective, where the layer has means) and `kl/NAME` of every layer."""
+    """`log_alpha/NAME` (effective, where there are means) and `kl/NAME` of every layer.
+
+    LSTM and GRU have several weights, each with a log α: `log_alpha/NAME.weight_ih_l0`.
+    """
     log_alphas = {
-        f"log_alpha/{name}": effective_log_alpha(layer.weight)
-        for name, layer in stochastic_layers(model).items()
-        if layer.weight.has_mean
+        f"log_alpha/{name if part == 'weight' else f'{name}.{part}'}": effective_log_alpha(
+            posterior
+        )
+        for name, module in stochastic_modules(model).items()
+        for part, posterior in module.distributions().items()
+        if isinstance(posterior, Posterior) and posterior.has_mean
     }
     with torch.no_grad():
         kls = {f"kl/{name}": float(kl) for name, kl in kl_by_layer(model).items()}
@@ -61,7 +67,7 @@ def why_not_finite(model: nn.Module, inputs: Tensor, loss: Callable[[], Any]) ->
         loss: Computes the loss once more, with the same noise.
     """
     if not inputs.isfinite().all():
-        return "the images of the batch are not finite; clean the data"
+        return "the inputs of the batch are not finite; clean the data"
     parameters = not_finite_parameters(model)
     if parameters:
         return f"{describe_parameters(parameters)}; {_ADVICE}"

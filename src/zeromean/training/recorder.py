@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor, nn
 
 from zeromean.prediction import predict_proba
+from zeromean.sampling import restored_modes
 from zeromean.training.average import WeightAverage
 from zeromean.training.checkpoint import CheckpointFolder
 from zeromean.training.layer_monitor import (
@@ -133,13 +134,11 @@ class Recorder(pl.Callback):
             **layers,
             "new_variance_layers": list(converged),
         }
-        modes = [(m, m.training) for m in model.modules()]
-        if self.test is not None:
-            row |= _test_metrics(model, self.test, seed=module.config.seed)
-        if self.on_epoch is not None:
-            row |= self.on_epoch(epoch, model)
-        for m, mode in modes:
-            m.training = mode
+        with restored_modes(model):
+            if self.test is not None:
+                row |= _test_metrics(model, self.test, seed=module.config.seed)
+            if self.on_epoch is not None:
+                row |= self.on_epoch(epoch, model)
         return {name: _plain(name, value) for name, value in row.items()}
 
 
