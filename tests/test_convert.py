@@ -718,3 +718,18 @@ def test_masks_of_torch_prune_become_zeros_of_a_deterministic_copy():
     torch.testing.assert_close(plain[1].weight, model[1].weight)
     assert int((plain[1].weight == 0).sum()) == 4
     assert "weight_mask" in dict(model[1].named_buffers())
+
+
+def test_a_layer_of_zeros_becomes_a_variance_layer_that_can_learn():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    nn.init.zeros_(model[2].weight)
+    before = model[0].weight.detach().clone()
+    zm.make_stochastic_(model)
+    torch.testing.assert_close(model[0].weight.scale, before.abs())
+    assert (model[2].weight.scale != 0).all()
+
+
+def test_a_bias_with_a_mask_of_torch_prune_is_left():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    prune.l1_unstructured(model[1], "bias", 0.5)
+    assert "has masked its bias" in zm.make_stochastic_(model).left["1"]

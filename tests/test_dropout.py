@@ -388,3 +388,10 @@ def test_lognormal_noise_means_the_same_on_both_sides_of_the_interval():
         assert (theta.diff() >= 0).all()
         more = lognormal.sample(location, torch.full_like(location, 1.5), -20.0, 0.0, noise + 0.05)
         assert (more >= theta).all()
+
+
+@pytest.mark.parametrize("noise", [zm.GaussianDropout(3), zm.LogNormalDropout(3)])
+def test_reset_keeps_all_units(noise):
+    noise.keep[1] = False
+    noise.reset_parameters()
+    assert noise.keep.all()

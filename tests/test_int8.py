@@ -108,3 +108,9 @@ def test_masks_of_torch_become_zeros():
     rounded = zm.to_int8(model, min_weights=1)
     assert (rounded[0].weight == 0).float().mean() >= 0.5
     assert list(model[0]._forward_pre_hooks)  # The model is left as it was.
+
+
+def test_there_is_no_gradient_through_rounding():
+    model = zm.to_int8(nn.Sequential(nn.Linear(300, 300)))
+    x = torch.randn(4, 300, requires_grad=True)
+    assert not model(x).requires_grad

@@ -379,3 +379,16 @@ def test_frozen_parameters_are_not_clipped():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     zm.clip_log_alpha_(model, low=0.0, high=0.0)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("log_alpha", [-60.0, -5.0, 5.0])
+@pytest.mark.parametrize(
+    "prior", [zm.StudentT(), zm.StudentT(kl="sample"), zm.LogUniform("sample"), zm.LogUniform()]
+)
+def test_weights_of_zero_have_finite_gradients(prior, log_alpha):
+    posterior = partial(zm.Multiplicative, share="weight", log_alpha=log_alpha)
+    layer = zm.Linear(3, 2, posterior=posterior, prior=prior)
+    nn.init.zeros_(layer.weight.mean)
+    layer.kl().backward()
+    for parameter in layer.weight.parameters():
+        assert parameter.grad is None or parameter.grad.abs().max() < 1e6

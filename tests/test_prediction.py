@@ -1,15 +1,18 @@
 import copy
 import math
+import pickle
 import threading
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._C._functorch import is_batchedtensor
 from torch.distributions import Categorical
 
 import zeromean as zm
 from zeromean import monte_carlo
+from zeromean.escaped import take_escaped_
 from zeromean.replay import Replay
 
 
@@ -752,3 +755,69 @@ def test_batches_need_objects_along_the_first_dimension():
 def test_inputs_that_are_no_tensors_are_refused(inputs):
     with pytest.raises(TypeError, match=r"must be a tensor.*got .*torch\.as_tensor\(inputs\)"):
         zm.predict_proba(network(), inputs)
+
+
+class Storing(nn.Module):
+    """Stores what it computes in every way that models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.noisy, self.plain = zm.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("state", torch.zeros(6))
+        self.log = []
+
+    def forward(self, x):
+        hidden = self.noisy(x)
+        self.features, self.pair = hidden, (x, hidden)
+        self.maps = {"hidden": hidden}
+        self.log.append(hidden)
+        self.state = self.state + hidden.mean(0)
+        return self.plain(hidden + self.state)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_what_a_model_stores_is_usable_after_a_prediction(x, chunk_size):
+    model = Storing()
+    outputs = zm.sample_outputs(model, x, 6, seed=0, chunk_size=chunk_size)
+    state = copy.deepcopy(model).state_dict()["state"]
+    for hidden in (model.features, model.pair[1], model.maps["hidden"], model.log[-1]):
+        assert hidden.shape == (5, 6)
+        torch.testing.assert_close(model.plain(hidden + state), outputs[-1])
+    assert model(x).shape == (5, 2)
+
+
+def test_what_a_vmap_around_a_prediction_stores_is_left_to_it():
+    model = nn.Module()
+
+    def store(value):
+        model.outside = value * 2
+        torch.func.vmap(lambda v: model.__dict__.update(inside=v * value) or v)(torch.arange(3.0))
+        take_escaped_(model)
+        assert is_batchedtensor(model.outside)
+        return model.outside + model.inside
+
+    assert torch.func.vmap(store)(torch.arange(4.0)).tolist() == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_made_inside_a_block_draws_like_the_model_outside(x, copied):
+    model = nn.Sequential(zm.Linear(4, 3, posterior=zm.Additive, sampler=zm.flipout))
+    for block in (zm.sampling(model, zm.mean), zm.held_noise(model)):
+        with block:
+            copies = copied(model), copied(model)
+        for one in copies:
+            assert one[0].sampler is zm.flipout
+            assert (zm.sample_outputs(one, x, 5).std(0) > 0).all()
+
+
+def test_seeds_may_be_numpys(x):
+    model = zm.Linear(4, 3)
+    first, second = (zm.sample_outputs(model, x, 2, seed=seed) for seed in (np.int64(3), 3))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_outputs_may_be_complex(x):
+    model = nn.Sequential(zm.Linear(4, 4))
+    outputs = zm.sample_outputs(model, x, 3, select=torch.fft.fft)
+    assert outputs.is_complex()
+    assert outputs.shape == (3, 5, 4)

@@ -248,3 +248,42 @@ def test_forward_mode_differentiation_through_a_draw(noise, sampler):
     _, slope = torch.func.jvp(draw, (x,), (direction,))
     # Linear in x, for given noise.
     torch.testing.assert_close(slope, draw(x + direction) - draw(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traces_with_gradients():
+    model = nn.Sequential(zm.Linear(4, 2, posterior=zm.Additive))
+    x = torch.randn(8, 4)
+    traced = torch.jit.trace(model, x, check_trace=False)
+    outputs = torch.stack([traced(x) for _ in range(2)])
+    assert outputs.shape == (2, 8, 2)
+    assert not torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("posterior", [zm.ZeroMean, zm.Multiplicative, zm.Additive])
+def test_replicas_of_data_parallel_predict(posterior):
+    layer = zm.Linear(4, 2, posterior=posterior)
+    replica = layer._replicate_for_data_parallel()
+    weight = layer.weight._replicate_for_data_parallel()
+    weight._former_parameters = {n: p.detach() for n, p in layer.weight.named_parameters()}
+    for name, tensor in weight._former_parameters.items():
+        setattr(weight, name, tensor)
+    replica._modules["weight"] = weight
+    replica.bias = layer.bias.detach()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert replica(torch.randn(5, 4)).shape == (5, 2)
+        with zm.sampling(replica, zm.mean):
+            assert replica(torch.randn(5, 4)).shape == (5, 2)
+
+
+def test_held_look_ups_under_autocast():
+    layer, tokens = zm.Embedding(9, 4), torch.randint(9, (6,))
+    with torch.autocast("cpu", dtype=torch.bfloat16), zm.held_noise(layer, num_objects=6):
+        assert layer(tokens).dtype == torch.float32
+
+
+@pytest.mark.parametrize("share", ["layer", "neuron", "weight"])
+def test_a_single_token_has_the_shape_that_torch_gives_it(share):
+    layer = zm.Embedding(6, 3, posterior=partial(zm.Multiplicative, share=share))
+    assert layer(torch.tensor(2)).shape == (3,)
+    assert torch.func.vmap(layer, randomness="different")(torch.arange(4)).shape == (4, 3)

@@ -636,7 +636,7 @@ def test_recurrent_model_that_breaks_in_the_last_step_is_not_saved(tmp_path):
 def test_images_that_are_not_finite_are_named(tmp_path):
     data = blobs()
     data.images[5] = float("nan")
-    with pytest.raises(ValueError, match="images of the batch are not finite"):
+    with pytest.raises(ValueError, match="inputs of the batch are not finite"):
         fit(small_network(), data, small_config(), folder=tmp_path)
 
 

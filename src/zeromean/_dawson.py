@@ -55,13 +55,14 @@ def kl_sum(
     """
     dtype = mean.dtype
     # Tensors, since wrapping a Python number costs each call more than the arithmetic.
+    place = {"dtype": dtype, "device": mean.device}
     log_scale, one, half, offset = torch.tensor(
-        (-0.5 * math.log(SCALE), 1, 0.5, 3 / SCALE), dtype=dtype
+        (-0.5 * math.log(SCALE), 1, 0.5, 3 / SCALE), **place
     ).unbind()
     # The slope has the higher degree: its first steps run alone, the others beside the value's.
     ahead = len(SLOPE[dtype]) - len(VALUE[dtype])
-    slope_first, *slope_ahead = torch.tensor(SLOPE[dtype][: ahead + 1], dtype=dtype)
-    pairs = torch.tensor((VALUE[dtype], SLOPE[dtype][ahead:]), dtype=dtype).T.unsqueeze(-1)
+    slope_first, *slope_ahead = torch.tensor(SLOPE[dtype][: ahead + 1], **place)
+    pairs = torch.tensor((VALUE[dtype], SLOPE[dtype][ahead:]), **place).T.unsqueeze(-1)
     (value_first, _), *pairs = pairs.contiguous()
 
     half_gradient = torch.empty_like(mean) if needs_gradient else None
@@ -108,7 +109,7 @@ def _polynomial(table: dict[torch.dtype, tuple[float, ...]], y: Tensor) -> Tenso
     """A polynomial in y - ½: Horner's rule, or for few numbers all powers at once."""
     leading, *coefficients = table[y.dtype]
     centred = y - 0.5
-    if y.numel() <= FEW:
+    if y.numel() <= FEW and y.device.type != "mps":  # MPS has no float64.
         exponents = torch.arange(len(coefficients), -1, -1, dtype=torch.float64, device=y.device)
         weights = torch.tensor(table[y.dtype], dtype=torch.float64, device=y.device)
         return (centred.double().unsqueeze(-1).pow(exponents) @ weights).to(y.dtype)

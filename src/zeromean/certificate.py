@@ -18,7 +18,8 @@ from zeromean.monte_carlo import Inputs, as_arguments, num_objects_in, seeded
 from zeromean.noise import normal
 from zeromean.posteriors import Posterior, ZeroMean
 from zeromean.samplers import Sampler, flipout, local, moment_matched, weight
-from zeromean.sampling import monte_carlo_modes, swapped_samplers
+from zeromean.sampling import monte_carlo_modes
+from zeromean.stochastic import swapped_samplers
 
 # Effective log α above which a layer counts as a variance layer.
 VARIANCE_LAYER = 3.0
@@ -42,7 +43,7 @@ class LayerCertificate:
     @property
     def bound(self) -> Tensor:
         """The best bound there is, for every input (or one for all)."""
-        best = torch.ones((), dtype=torch.float64)
+        best = torch.ones((), dtype=torch.float64, device="cpu")
         if self.weight_space is not None:
             best = best.clamp_max(self.weight_space)
         return best if self.activation_space is None else best.minimum(self.activation_space)
@@ -188,7 +189,7 @@ def _look(
     num_objects = num_objects_in(args, kwargs)
     if not num_objects:
         raise ValueError("inputs must hold at least one object, got none.")
-    totals = {name: torch.zeros(num_objects, dtype=torch.float64) for name in layers}
+    totals = {name: torch.zeros(num_objects, dtype=torch.float64, device="cpu") for name in layers}
     views = {name: _View(total, calls=0) for name, total in totals.items()}
 
     def observed(
@@ -288,7 +289,7 @@ def _squared_distance(
 ) -> Tensor:
     """Σ mean²/variance over the activations of every object; nothing where the mean is zero."""
     if mean is None:
-        return torch.zeros(num_objects, dtype=torch.float64)
+        return torch.zeros(num_objects, dtype=torch.float64, device="cpu")
     signal, variance = mean.cpu().double().square(), variance.cpu().double()
     ratio = torch.where(signal == 0, 0.0, signal / variance)
     ratio = torch.where(variance.isfinite(), ratio, math.nan)

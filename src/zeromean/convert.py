@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.nn.utils import prune as torch_prune
 
 from zeromean.layers import PriorChoice, SamplerChoice
 from zeromean.module_surgery import copy_with_masks, replace_modules_
@@ -154,6 +155,8 @@ def _reason_to_leave(
     weights = weights_of(module)
     if not all(isinstance(weight, nn.Parameter) for weight in weights):
         return "its weight is not a parameter (an old weight_norm?); remove the hook first"
+    if torch_prune.is_pruned(module):
+        return "torch.nn.utils.prune has masked its bias; call its prune.remove first"
     if isinstance(module, nn.Embedding) and (
         module.max_norm is not None or module.sparse or module.scale_grad_by_freq
     ):

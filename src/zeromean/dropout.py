@@ -77,7 +77,7 @@ class UnitNoise(StochasticModule):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Set the initial parameters."""
+        """Set the initial parameters, and keep all units."""
         raise NotImplementedError
 
     # What follows from it.
@@ -208,6 +208,7 @@ class GaussianDropout(UnitNoise):
             self.log_alpha.clamp_(low, high)
 
     def reset_parameters(self) -> None:
+        self.keep.fill_(True)
         nn.init.constant_(self.log_alpha, math.log(self.p) - math.log1p(-self.p))
 
     def extra_repr(self) -> str:
@@ -287,6 +288,7 @@ class LogNormalDropout(UnitNoise):
         """Nothing to do: these multipliers have no α."""
 
     def reset_parameters(self) -> None:
+        self.keep.fill_(True)
         nn.init.constant_(self.location, self.initial_location)
         nn.init.constant_(self.log_scale, self.initial_log_scale)
 

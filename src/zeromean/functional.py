@@ -157,6 +157,7 @@ def can_branch() -> bool:
     """Whether values may decide what is computed: nothing traces or transforms."""
     return not (
         torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
     )
@@ -300,7 +301,9 @@ def _mean_over_std(mean: Tensor, log_variance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean / std and 1 / std, where 1 / std is capped so that (mean / std)² stays finite."""
     largest = torch.finfo(mean.dtype).max ** 0.5 / 4
     cap = largest / mean.detach().abs().clamp_min(4 / largest)
-    inverse_std = torch.minimum((-0.5 * log_variance).exp(), cap)
+    # Capped before exp too: an infinite value would make the gradient 0 · ∞.
+    log_inverse_std = (-0.5 * log_variance).clamp_max(2 * math.log(largest) - math.log(4))
+    inverse_std = torch.minimum(log_inverse_std.exp(), cap)
     return mean * inverse_std, inverse_std
 
 

@@ -125,7 +125,9 @@ def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
     """
     result = torch.empty_like(variance) if output is None else output
     tiny = torch.finfo(variance.dtype).tiny
-    sizes = _chunk_sizes(variance.numel())
+    # Elsewhere, several launches are slow, and draw other numbers than the one without gradients.
+    on_cpu = variance.device.type == "cpu"
+    sizes = _chunk_sizes(variance.numel()) if on_cpu else [variance.numel()]
     inverse_std, ratio = variance.new_empty(2, max(sizes)).unbind()
     for out, v in zip(*(_in_memory(t).split(sizes) for t in (result, variance)), strict=True):
         if v.numel() < ratio.numel():

@@ -63,6 +63,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
 
+    @torch.no_grad()  # Rounding has no gradient: what autograd would find is not one.
     def forward(self, input: Tensor) -> Tensor:
         rows = _wide(input.reshape(-1, self.in_features))
         largest = rows.abs().amax(1, keepdim=True)

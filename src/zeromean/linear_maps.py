@@ -203,6 +203,10 @@ class LookUp(LinearMap):
         rows = self(x, deviation)
         return rows * rademacher(rows)
 
+    def each(self, x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Autocast leaves look-ups alone.
+        return torch.func.vmap(lambda one, weight: self(one, weight, bias))(x, weights)
+
     def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
         return x.numel() * weight_shape[1]
 

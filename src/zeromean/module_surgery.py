@@ -12,7 +12,7 @@ from torch.nn.utils import prune as torch_prune
 
 from zeromean.layers import stochastic_layers
 
-# Attributes of every module, which are not containers of anybody's making.
+# What every module has.
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
@@ -23,8 +23,8 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
             if child in replacements:
                 setattr(parent, name, replacements[child])
         # Also where a forward function finds them besides: in lists, tuples and dictionaries.
-        for name, value in list(vars(parent).items()):
-            if name not in _TORCHS_OWN and isinstance(value, (list, tuple, dict)):
+        for name, value in own_attributes(parent).items():
+            if isinstance(value, (list, tuple, dict)):
                 replaced = _with_replaced(value, replacements)
                 if replaced is not value:
                     setattr(parent, name, replaced)
@@ -37,6 +37,11 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
             parent.activation_relu_or_gelu = 0
             parent.use_nested_tensor = False
     return replacements.get(model, model)
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module's class has stored in it, apart from parameters, buffers and modules."""
+    return {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
 
 
 def _with_replaced(value: Any, replacements: Mapping[Any, nn.Module]) -> Any:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from zeromean.escaped import take_escaped_
 from zeromean.held import DrawnOnce
 from zeromean.recurrent import RecurrentLayer
 from zeromean.replay import Replay
 from zeromean.samplers import Sampler, auto, local, mean, moment_matched, weight
-from zeromean.sampling import monte_carlo_modes, sampling, swapped_samplers
-from zeromean.stochastic import stochastic_modules
+from zeromean.sampling import monte_carlo_modes, sampling
+from zeromean.stochastic import stochastic_modules, swapped_samplers
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
@@ -89,11 +90,12 @@ def draw_outputs(
 
     def finish(chunk: Tensor) -> None:
         # −inf is a masked class; NaN and +inf are nobody's intention.
-        if chunk.isnan().any() or chunk.isposinf().any():
+        if chunk.isnan().any() or (chunk.isinf() if chunk.is_complex() else chunk.isposinf()).any():
             raise ValueError(_blame(model))
         consume(chunk)
 
     with ExitStack() as stack:
+        stack.callback(take_escaped_, model)
         if sampler is not None:
             stack.enter_context(sampling(model, auto if sampler == "auto" else sampler))
         stack.enter_context(monte_carlo_modes(model))
@@ -239,7 +241,7 @@ def seeded(seed: int, model: nn.Module) -> Iterator[None]:
     """Seed the generators of the model's devices inside the block, and restore them after it."""
     with forked_generators(model) as devices:
         # Not torch.manual_seed, which seeds generators that are not restored.
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(int(seed))
         for device in devices:
             if device.type == "cuda":
                 torch.cuda.default_generators[device.index].manual_seed(seed)

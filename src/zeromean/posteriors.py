@@ -168,11 +168,17 @@ class Posterior(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        return self._any_parameter.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        return self._any_parameter.dtype
+
+    @property
+    def _any_parameter(self) -> Tensor:
+        # The replicas of nn.DataParallel keep plain tensors, under this name.
+        replicas: dict[str, Tensor] = self.__dict__.get("_former_parameters", {})
+        return next(iter(replicas.values())) if replicas else next(self.parameters())
 
     @property
     def initial_bound(self) -> float:
@@ -274,8 +280,14 @@ class ZeroMean(Posterior):
         self._initialize_like_torch_(self.scale)
 
     def set_weight_(self, weight: Tensor) -> None:
+        """Take the magnitudes of a weight over as scales.
+
+        A weight that is zero everywhere says nothing, and scales of zero have no gradient that
+        could change that: the layer starts like a new one.
+        """
         with torch.no_grad():
-            self.scale.copy_(weight.abs())
+            if weight.is_meta or weight.any():
+                self.scale.copy_(weight.abs())
 
 
 class Multiplicative(Posterior):
@@ -311,9 +323,11 @@ class Multiplicative(Posterior):
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean = self.mean_weight(rows)
-        log_alpha = self._broadcastable_log_alpha()
-        if self.share == "weight":
-            log_alpha = self._look_up(log_alpha, rows)
+        if rows is None:
+            log_alpha = self._broadcastable_log_alpha()
+        else:  # Neurons are columns then.
+            log_alpha = self.log_alpha
+            log_alpha = self._look_up(log_alpha, rows) if self.share == "weight" else log_alpha
         return mean, mean * (0.5 * log_alpha).exp()
 
     def mean_weight(self, rows: Tensor | None = None) -> Tensor:

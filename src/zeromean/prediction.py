@@ -322,8 +322,8 @@ class _Running:
     def __init__(self, *, spread: bool = False, keep: bool = False):
         self.spread = spread
         self.count = 0
-        self.mean = torch.zeros(())
-        self.squares = torch.zeros(())
+        self.mean = torch.zeros((), device="cpu")
+        self.squares = torch.zeros((), device="cpu")
         self.chunks: list[Tensor] | None = [] if keep else None
 
     def update(self, chunk: Tensor) -> None:

@@ -49,7 +49,7 @@ class LogUniform:
         if not posterior.has_mean:
             return _zero(posterior)
         if self.method == "sample":
-            return _sample(functional.log_uniform_kl_sample, posterior)
+            return _log_uniform_sample(posterior)
         if self.method == "approx":
             return _sum_over_alpha(functional.log_uniform_kl_approx, posterior)
         if isinstance(posterior, Additive):
@@ -87,7 +87,10 @@ class StudentT:
 
     def kl(self, posterior: Posterior) -> Tensor:
         if self.method == "sample":
-            return _sample(functional.student_t_kl_sample, posterior, self.df)
+            mean, scale, log_variance = _moments(posterior)
+            noise = posterior.noise(scale)
+            kl = functional.student_t_kl_sample(mean, log_variance, self.df, noise)
+            return _total(posterior, kl)
         mean, _, log_variance = _moments(posterior)
         return _total(posterior, functional.student_t_kl(mean, log_variance, self.df))
 
@@ -153,9 +156,14 @@ def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Ten
     return kl(_of_random(posterior, posterior.log_alpha_per_weight())).sum()
 
 
-def _sample(kl: Callable[..., Tensor], posterior: Posterior, *arguments: float) -> Tensor:
+def _log_uniform_sample(posterior: Posterior) -> Tensor:
     mean, scale, log_variance = _moments(posterior)
-    return _total(posterior, kl(mean, log_variance, *arguments, posterior.noise(scale)))
+    if isinstance(posterior, Multiplicative):
+        # Only α counts, which here is a parameter: no 0 / 0 where a mean is zero.
+        mean = torch.ones_like(scale)
+        log_variance = wide(posterior.masked(posterior.log_alpha_per_weight()))
+    noise = posterior.noise(scale)
+    return _total(posterior, functional.log_uniform_kl_sample(mean, log_variance, noise))
 
 
 def _moments(posterior: Posterior) -> tuple[Tensor | None, Tensor, Tensor]:

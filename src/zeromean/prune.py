@@ -206,7 +206,7 @@ def _largest(
     groups = [candidates] if together else [[candidate] for candidate in candidates]
     doomed: list[Tensor] = []
     for group in groups:
-        excess = torch.cat([candidate.excess.flatten().double().cpu() for candidate in group])
+        excess = torch.cat([candidate.excess.flatten().cpu().double() for candidate in group])
         chosen = torch.zeros_like(excess, dtype=torch.bool)
         chosen[excess.topk(round(sparsity * len(excess))).indices] = True
         parts = chosen.split([candidate.excess.numel() for candidate in group])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -13,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from zeromean.held import HeldNoise, Noise, draw
 from zeromean.recurrent import RecurrentLayer
 from zeromean.samplers import Sampler, mean
-from zeromean.stochastic import stochastic_modules
+from zeromean.stochastic import stochastic_modules, swapped_samplers
 
 # What draws dropout noise while its own `training` flag is set. TransformerEncoderLayer is here
 # because in eval mode its fused fast path would skip the dropout inside it.
@@ -28,13 +27,6 @@ _DROPS_OUT = (
 
 # Dropout modules that a `sampling(model, mean)` block has turned off, however deep it is nested.
 _silenced: WeakSet[nn.Module] = WeakSet()
-# How layers draw outside of the blocks that they are in.
-_own_samplers: WeakKeyDictionary[Any, Sampler] = WeakKeyDictionary()
-
-
-def own_sampler(layer: Any) -> Sampler:
-    """How a layer draws when no `sampling` block says otherwise."""
-    return _own_samplers[layer] if layer in _own_samplers else layer.sampler
 
 
 @contextmanager
@@ -44,7 +36,8 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     `with zm.sampling(model, zm.mean):` propagates means, and turns Dropout off as well. Samplers,
     and the modes that `zm.mean` changes, are restored at the end, also after an exception. The
     model itself is changed for the length of the block, so threads that predict at the same time
-    need a copy of the model each.
+    need a copy of the model each. A copy that is made inside of the block draws as the model does
+    outside; its Dropout, with `zm.mean`, stays off until `copy.train()`.
     """
     if not callable(sampler):
         raise TypeError(f"sampler must be a function such as zm.mean, got {sampler!r}.")
@@ -52,23 +45,6 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     accepted = {layer: layer.accepted_sampler(sampler) for layer in layers}
     with swapped_samplers(accepted), _without_dropout(model) if sampler is mean else nullcontext():
         yield model
-
-
-@contextmanager
-def swapped_samplers(samplers: Mapping[Any, Sampler]) -> Iterator[None]:
-    """Let each of these stochastic modules draw with another sampler inside the block."""
-    previous = {layer: layer.sampler for layer in samplers}
-    outermost = {layer: own for layer, own in previous.items() if layer not in _own_samplers}
-    try:
-        _own_samplers.update(outermost)
-        for layer, sampler in samplers.items():
-            layer.sampler = sampler
-        yield
-    finally:
-        for layer in outermost:
-            _own_samplers.pop(layer, None)
-        for layer, sampler in previous.items():
-            layer.sampler = sampler
 
 
 @contextmanager

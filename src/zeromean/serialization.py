@@ -28,8 +28,7 @@ from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFa
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.recurrent import GRU, LSTM, RecurrentLayer
 from zeromean.samplers import SAMPLERS
-from zeromean.sampling import own_sampler
-from zeromean.stochastic import stochastic_modules
+from zeromean.stochastic import own_sampler, stochastic_modules
 from zeromean.twins import plain_layer, plain_recurrent, recurrent_twin, stochastic_twin
 from zeromean.whole_file import whole_file
 

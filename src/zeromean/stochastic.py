@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from zeromean import functional
 from zeromean.samplers import Sampler
+
+# How layers draw outside of the `swapped_samplers` that they are in.
+_own_samplers: WeakKeyDictionary[Any, Sampler] = WeakKeyDictionary()
 
 
 class StochasticModule(nn.Module):
@@ -40,6 +46,10 @@ class StochasticModule(nn.Module):
         terms = [term() for term in self.kl_terms().values()]
         return torch.stack(terms).sum() if terms else no_kl(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickle: how it draws outside of blocks, in which a copy is not."""
+        return {**self.__dict__, "sampler": own_sampler(self)}
+
 
 def stochastic_modules(model: nn.Module) -> dict[str, StochasticModule]:
     """All that draws noise, by name: stochastic and recurrent layers, and noise on units."""
@@ -49,3 +59,25 @@ def stochastic_modules(model: nn.Module) -> dict[str, StochasticModule]:
 def no_kl(module: nn.Module) -> Tensor:
     """The KL of what has no prior, of the type and on the device of any other."""
     return functional.wide(next(module.parameters(), torch.zeros(())).new_zeros(()))
+
+
+def own_sampler(layer: Any) -> Sampler:
+    """How a layer draws when no block says otherwise."""
+    return _own_samplers[layer] if layer in _own_samplers else layer.sampler
+
+
+@contextmanager
+def swapped_samplers(samplers: Mapping[Any, Sampler]) -> Iterator[None]:
+    """Let each of these stochastic modules draw with another sampler inside the block."""
+    previous = {layer: layer.sampler for layer in samplers}
+    outermost = {layer: own for layer, own in previous.items() if layer not in _own_samplers}
+    try:
+        _own_samplers.update(outermost)
+        for layer, sampler in samplers.items():
+            layer.sampler = sampler
+        yield
+    finally:
+        for layer in outermost:
+            _own_samplers.pop(layer, None)
+        for layer, sampler in previous.items():
+            layer.sampler = sampler

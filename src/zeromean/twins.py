@@ -1,4 +1,4 @@
-"""The twins of single layers: the stochastic one of a plain layer, the plain one of a stochastic."""
+"""The stochastic twin of a plain layer, and the plain twin of a stochastic one."""
 
 from __future__ import annotations
 
