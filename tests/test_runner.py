@@ -21,6 +21,7 @@ from zeromean.experiments import records, runner
 from zeromean.experiments.claims import Claim
 from zeromean.experiments.figure import figure, over_seeds
 from zeromean.experiments.run_log import RunLog, plain, write_json
+from zeromean.report.markdown import to_markdown
 from zeromean.report.page import section
 from zeromean.report.records import read_record
 
@@ -32,6 +33,11 @@ class Config:
     names: tuple[str, ...] = ("a", "b")
     bold: bool = False
     seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherDefaults(Config):
+    size: int = 12
 
 
 @pytest.fixture
@@ -340,7 +346,7 @@ def test_seeds_that_failed_are_not_left_out_of_a_claim(fake, place, tmp_path):
     assert rows["size"].verdict == "confirmed"
 
 
-def test_smaller_runs_do_not_replace_a_record(fake, place, tmp_path, capsys):
+def test_smaller_runs_do_not_replace_a_record(fake, place, tmp_path):
     runner.run_experiment("fake", Config(), [0], place=place)
     (path,) = records.collect(place.runs, tmp_path / "results")
     before = path.read_text()
@@ -348,7 +354,36 @@ def test_smaller_runs_do_not_replace_a_record(fake, place, tmp_path, capsys):
     runner.run_experiment("fake", fake.SMOKE, [0], place=others)
     assert records.collect(others.runs, tmp_path / "results") == []
     assert path.read_text() == before
-    assert "has runs of the full size" in capsys.readouterr().err
+
+
+def test_runs_of_other_configurations_stand_beside_those_of_a_record(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    before = json.loads(path.read_text())
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(size=7), [0], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == [path]
+    after = json.loads(path.read_text())
+    assert [(run["size"], run["seed"]) for run in after["runs"]] == [
+        ("full", 0),
+        ("full", 1),
+        ("custom", 0),
+    ]
+    for kept in ("command", "figures", "claims"):
+        assert after[kept] == before[kept]
+    markdown = to_markdown([section("fake", "", read_record(path))], "")
+    assert "Also run: `zeromean run fake --size 7 --seeds 0`: one seed, 0" in markdown
+
+
+def test_another_full_configuration_replaces_the_one_that_was(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    fake.Config = OtherDefaults
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", OtherDefaults(), [0], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == [path]
+    (run,) = json.loads(path.read_text())["runs"]
+    assert run["config"]["size"] == OtherDefaults().size
 
 
 def test_a_record_without_runs_gets_the_words_of_today(fake, place, tmp_path):

@@ -1,13 +1,15 @@
 """Monte-Carlo prediction: average over the weights, without a loop.
 
 Inside a prediction BatchNorm uses its running statistics and torch's Dropout modules stay on
-(Monte-Carlo dropout); the modes are restored afterwards. Common arguments:
+(Monte-Carlo dropout); the modes are restored afterwards. The function `F.dropout(x, p,
+self.training)` goes by the mode of the module that calls it, which is eval: make it a module.
+Common arguments:
 
 - `num_samples`: draws of the noise.
 - `sampler`: how every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`, …);
   "auto" lets every layer draw its weights where they are far fewer than its outputs.
-- `seed`: makes the draw reproducible, for the same model, inputs and chunk size, without touching
-  the global generator.
+- `seed`: makes the draw reproducible, for the same model, inputs, chunk and batch size, without
+  touching the global generator.
 - `chunk_size`: samples that run at once; by default chosen so that more samples need no more
   memory.
 - `batch_size`: objects, along dimension 0 of inputs and outputs, that run at once; by default all.

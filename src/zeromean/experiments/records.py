@@ -20,18 +20,14 @@ SIZES = ("full", "custom", "quick", "smoke")
 def collect(runs: Path, results: Path) -> list[Path]:
     """Write `results`/NAME.json for every experiment that has finished runs in `runs`.
 
-    A record whose runs are not there keeps them, and gets the words and claims of today.
+    What a record has already and `runs` has not stays in it, with the words and claims of today.
     """
     paths = []
     for name in experiments.REGISTRY:
         path = results / f"{name}.json"
         before, record = _read(path), record_of(name, runs)
         if before is not None:
-            lost = _lost(before["runs"], record["runs"])
-            if lost and record["runs"]:
-                print(f"{path} keeps its runs: it has {lost}, and {runs} not.", file=sys.stderr)
-            if lost:
-                record = {**before, **_words(experiments.load(name), before["runs"])}
+            record = _merged(before, record, path)
         if record["runs"] and record != before:
             results.mkdir(parents=True, exist_ok=True)
             replace_text(path, _with_short_lists(to_json(record, indent=1)) + "\n")
@@ -119,17 +115,47 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def _lost(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """What a record would lose for new runs: a better size, or seeds of the configuration shown."""
-    if not before:
-        return ""
-    size = min((run["size"] for run in before), key=_rank)
-    if not after or _rank(size) < _rank(after[0]["size"]):
-        return f"runs of the {size} size"
-    digest = after[0]["digest"]
-    there = {run["seed"] for run in after if run["digest"] == digest}
-    seeds = sorted({run["seed"] for run in before if run["digest"] == digest} - there)
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} too" if seeds else ""
+def _merged(before: dict[str, Any], after: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A record with new runs in it, and those of its old ones that they do not replace."""
+    old, new = _by_digest(before["runs"]), _by_digest(after["runs"])
+    best = min((_rank(_size(known)) for known in old.values()), default=len(SIZES))
+    for digest, found in list(new.items()):
+        missing = sorted(old.get(digest, {}).keys() - found.keys())
+        if missing:
+            seeds = ", ".join(map(str, missing))
+            print(f"{path} keeps its runs: it has seeds {seeds} too.", file=sys.stderr)
+        # A quick try has no place beside the real thing.
+        if missing or (_size(found) in ("quick", "smoke") and best < _rank(_size(found))):
+            del new[digest]
+    if any(_size(found) == "full" for found in new.values()):
+        # Where another configuration was the full one, it is so no more.
+        old = {digest: known for digest, known in old.items() if _size(known) != "full"}
+    merged = [run for found in (old | new).values() for run in found.values()]
+    merged.sort(key=_order)
+    shows_new = merged[0]["digest"] in new
+    words = _words(experiments.load(after["name"]), merged)
+    return {
+        "name": after["name"],
+        "title": words["title"],
+        "source": words["source"],
+        "command": after["command"] if shows_new else before["command"],
+        "runs": merged,
+        "claims": words["claims"],
+        "figures": after["figures"] if shows_new else before["figures"],
+        "notes": words["notes"],
+    }
+
+
+def _by_digest(runs: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Runs by configuration and seed."""
+    grouped: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        grouped.setdefault(run["digest"], {})[run["seed"]] = run
+    return grouped
+
+
+def _size(runs: dict[int, dict[str, Any]]) -> str:
+    return next(iter(runs.values()))["size"]
 
 
 def _rank(size: str) -> int:

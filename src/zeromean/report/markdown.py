@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeromean.report.page import Section
+from zeromean.report.page import Group, Row, Section
 from zeromean.report.verdicts import RULE
 
 NOT_REPRODUCED = (
@@ -30,23 +30,29 @@ def to_markdown(sections: list[Section], figures: str) -> str:
 
 
 def _section(part: Section) -> str:
-    shown = part.groups[0]
-    rows = [
+    shown, *others = part.groups
+    parts = [f"## {part.title}", f"{part.source}. `{part.command}`: {_facts(shown)}."]
+    parts.append(_table(part.rows))
+    for group in others:
+        measured = [row for row in group.rows if row.count]
+        if measured:
+            commands = ", ".join(f"`{command}`" for command in group.commands)
+            parts += [f"Also run: {commands}: {_facts(group)}.", _table(measured)]
+    return "\n\n".join([*parts, *part.notes])
+
+
+def _facts(group: Group) -> str:
+    seeds = f"seeds {group.seeds}" if group.num_runs > 1 else f"one seed, {group.seeds}"
+    return ", ".join([*filter(None, [group.epochs]), seeds, group.duration])
+
+
+def _table(rows: list[Row]) -> str:
+    cells = [
         ("claim", "paper", "ours", "confirmed if", "verdict"),
         ("---", "---", "---", "---", "---"),
-        *((row.label, row.paper, row.ours, row.rule, row.verdict) for row in part.rows),
+        *((row.label, row.paper, row.ours, row.rule, row.verdict) for row in rows),
     ]
-    table = "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
-    seeds = f"seeds {shown.seeds}" if shown.num_runs > 1 else f"one seed, {shown.seeds}"
-    facts = [*filter(None, [shown.epochs]), seeds, shown.duration]
-    return "\n\n".join(
-        [
-            f"## {part.title}",
-            f"{part.source}. `{part.command}`: {', '.join(facts)}.",
-            table,
-            *part.notes,
-        ]
-    )
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in cells)
 
 
 def _cell(text: str) -> str:

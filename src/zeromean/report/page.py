@@ -39,6 +39,8 @@ class Row:
 class Group:
     """The runs of one configuration. Runs of different ones are never averaged."""
 
+    commands: list[str]
+    """What makes the runs again."""
     rows: list[Row]
     metrics: list[tuple[str, str, int]]
     """Name, mean ± standard error, number of seeds."""
@@ -141,6 +143,7 @@ def _group(runs: list[Run], claims: list[Claim], first: Run) -> Group:
     if not all(run.from_scratch for run in runs):
         each += " (without what had been trained before)"
     return Group(
+        commands=[run.command for run in runs if run.command],
         rows=[_row(claim, runs) for claim in claims],
         metrics=_metrics(runs),
         config=[

@@ -39,6 +39,8 @@ class Run:
     seconds: float
     from_scratch: bool
     """Whether these seconds were all that it took: nothing had been computed before."""
+    command: str
+    """What makes it again; empty where that is not known."""
     environment: dict[str, Any]
 
 
@@ -218,7 +220,7 @@ def _record(value: _Value) -> Record:
 def _run(value: _Value) -> Run:
     config = value["config"].object()
     seconds = value["seconds"].number()
-    from_scratch = value.get("from_scratch")
+    from_scratch, command = value.get("from_scratch"), value.get("command")
     return Run(
         config={key: setting for key, setting in config.items() if key != "seed"},
         seed=value["seed"].integer(),
@@ -226,6 +228,7 @@ def _run(value: _Value) -> Run:
         metrics={k: math.nan if v is None else v for k, v in value["metrics"].object().items()},
         seconds=seconds,
         from_scratch=from_scratch.flag() if from_scratch else True,
+        command=command.text() if command else "",
         environment=value["environment"].object(),
     )
 
