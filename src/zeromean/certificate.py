@@ -22,7 +22,7 @@ from zeromean.sampling import monte_carlo_modes
 from zeromean.stochastic import swapped_samplers
 
 # Effective log α above which a layer counts as a variance layer.
-VARIANCE_LAYER = 3.0
+VARIANCE_LAYER_LOG_ALPHA = 3.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _layers_to_zero(
     with_mean = {n: m for n, m in stochastic_layers(model).items() if m.weight.has_mean}
     if where is None:
         log_alpha = {n: effective_log_alpha(m.weight) for n, m in with_mean.items()}
-        chosen = {n: m for n, m in with_mean.items() if log_alpha[n] > VARIANCE_LAYER}
+        chosen = {n: m for n, m in with_mean.items() if log_alpha[n] > VARIANCE_LAYER_LOG_ALPHA}
     else:
         chosen = {n: m for n, m in with_mean.items() if where(n, m)}
     shared = _posteriors(chosen)
@@ -147,7 +147,8 @@ def _layers_to_zero(
         found = ", ".join(f"{n} {effective_log_alpha(m.weight):.1f}" for n, m in with_mean.items())
         raise ValueError(
             "zero_mean_ found no converged layer with means to drop (effective log α: "
-            f"{found}; converged above {VARIANCE_LAYER:g}); train on, or choose with where=."
+            f"{found}; converged above {VARIANCE_LAYER_LOG_ALPHA:g}); train on, or choose with "
+            "where=."
         )
     for name, layer in chosen.items():
         if layer.weight.noise is not normal:

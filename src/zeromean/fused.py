@@ -30,7 +30,6 @@ from zeromean.linear_maps import (
     Dense,
     LinearMap,
     arranged,
-    better_format,
     squared,
 )
 from zeromean.posteriors import Posterior, flushed
@@ -71,7 +70,7 @@ class _DrawLocal(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         ctx.op = op
-        ctx.memory_format = memory_format = better_format(op, x, scale.shape)
+        ctx.memory_format = memory_format = op.better_format(x, scale.shape)
         inputs = arranged(x, memory_format)
         variance = op(squared(inputs), arranged(flushed(scale).square(), memory_format))
         output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)

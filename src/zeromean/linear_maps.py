@@ -51,6 +51,10 @@ class LinearMap(ABC):
         """The bias in a shape that broadcasts against the output."""
         return bias
 
+    def better_format(self, x: Tensor, weight: torch.Size) -> torch.memory_format | None:
+        """The memory format in which the map is computed faster; None: as it comes."""
+        return None
+
     def moments(
         self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
@@ -129,7 +133,7 @@ class Convolution(LinearMap):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._convolve(x, weight, bias)
-        memory_format = better_format(self, x, weight.shape)
+        memory_format = self.better_format(x, weight.shape)
         arguments = (arranged(x, memory_format), arranged(weight, memory_format), bias)
         return arranged(self._convolve(*arguments), memory_format and torch.contiguous_format)
 
@@ -146,8 +150,21 @@ class Convolution(LinearMap):
     ) -> tuple[Tensor | None, Tensor]:
         # Rearranged once, for both products; `__call__` would copy each of them back.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-            x = arranged(x, better_format(self, x, posterior.shape))
+            x = arranged(x, self.better_format(x, posterior.shape))
         return super().moments(x, posterior, bias)
+
+    def better_format(self, x: Tensor, weight: torch.Size) -> torch.memory_format | None:
+        """channels_last where a contiguous 2-d convolution would be computed on padded channels.
+
+        On CPU, contiguous channels are padded to multiples of 16: (20, 50) is computed as (32, 64),
+        at twice the work. The kernels for channels_last do not pad, and are worth two copies there.
+        """
+        if x.dim() != 4 or x.device.type != "cpu" or self.groups > 1:
+            return None
+        rows, columns = weight[:2]
+        padded = -(-rows // 16) * 16 * (-(-columns // 16) * 16)
+        pays = columns >= 16 and padded > 1.5 * rows * columns and x.numel() >= _WORTH_COPYING
+        return torch.channels_last if pays and x.is_contiguous() else None
 
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
         # One sign for each object and channel: within an object the weights stay shared.
@@ -248,20 +265,6 @@ def squared(x: Tensor) -> Tensor:
         if x.stride() == strides != square.stride():
             return square.as_strided(x.size(), strides)
     return square
-
-
-def better_format(op: LinearMap, x: Tensor, weight: torch.Size) -> torch.memory_format | None:
-    """channels_last where a contiguous 2-d convolution would be computed on padded channels.
-
-    On CPU, contiguous channels are padded to multiples of 16: (20, 50) is computed as (32, 64), at
-    twice the work. The kernels for channels_last do not pad, and are worth two copies there.
-    """
-    if not isinstance(op, Convolution) or x.dim() != 4 or x.device.type != "cpu" or op.groups > 1:
-        return None
-    rows, columns = weight[:2]
-    padded = -(-rows // 16) * 16 * (-(-columns // 16) * 16)
-    pays = columns >= 16 and padded > 1.5 * rows * columns and x.numel() >= _WORTH_COPYING
-    return torch.channels_last if pays and x.is_contiguous() else None
 
 
 def arranged(tensor: Tensor, memory_format: torch.memory_format | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from zeromean.convert import Predicate
 from zeromean.neurons import by_neuron, from_neurons
 from zeromean.posteriors import Posterior
-from zeromean.sparsity import weight_name
+from zeromean.sparsity import text_table, weight_name
 
 MAX_BITS = 24  # The precision of float32.
 _SCALE_BITS, _WIDTH_BITS = 32, 8  # What a group of weights costs besides its weights.
@@ -85,11 +85,7 @@ class Quantization:
             )
             for row in self.layers
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in rows
-        ]
+        lines = text_table(rows)
         lines += [f"left {name}: {why}" for name, why in self.left.items()]
         total = f"{self.original_size:,} bytes become {self.size:,}, {self.compression:.1f}× fewer"
         return "\n".join([*lines, total])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from zeromean import fused
 from zeromean.functional import safe_sqrt
-from zeromean.linear_maps import LinearMap, better_format
+from zeromean.linear_maps import LinearMap
 from zeromean.noise import normal
 from zeromean.posteriors import Posterior
 
@@ -39,7 +39,7 @@ def local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = 
     better than exact weight sampling) and not the same distribution as `weight`.
     Kingma et al. (2015); Neklyudov et al. (2019), equations 39 to 42.
     """
-    return _draw_outputs(op, x, posterior, bias)
+    return _draw_locally(op, x, posterior, bias)
 
 
 def moment_matched(
@@ -51,7 +51,7 @@ def moment_matched(
     variance layers can be trained like Gaussian ones. For normal noise this is `local`, and it
     drops the same correlations. Wang & Manning (2013).
     """
-    return _draw_outputs(op, x, posterior, bias)
+    return _draw_locally(op, x, posterior, bias)
 
 
 def weight(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
@@ -108,7 +108,7 @@ SAMPLERS: dict[str, Sampler] = {
 }
 
 
-def _draw_outputs(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
+def _draw_locally(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
     if fused.can_fuse(op, x):
         return fused.draw_local(op, x, posterior, bias)
     return plain_local(op, x, posterior, bias)
@@ -131,6 +131,6 @@ def plain_local(
         like = output_mean.to(std.dtype)
     noise = normal(like)
     output = noise * std if output_mean is None else torch.addcmul(output_mean, noise, std)
-    if torch.is_grad_enabled() or better_format(op, x, posterior.shape) is None:
+    if torch.is_grad_enabled() or op.better_format(x, posterior.shape) is None:
         return output
     return output.contiguous()  # As it would be, had the moments not been in a better format.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -72,11 +72,7 @@ class Sparsity:
             )
             for row in (*self.layers, self.total)
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in rows
-        )
+        return "\n".join(text_table(rows))
 
 
 def sparsity(model: nn.Module) -> Sparsity:
@@ -100,6 +96,18 @@ def sparsity(model: nn.Module) -> Sparsity:
     if not rows:
         raise ValueError("The model has no weights to count.")
     return Sparsity(tuple(rows))
+
+
+def text_table(rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> list[str]:
+    """Lines of a table with columns as wide as they need; those in `left` begin at the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def weight_name(layer: str, weight: str) -> str:

@@ -22,7 +22,7 @@ _SPARSE_LINEAR = 1 / 16  # largest part of the weights that is left
 _SPARSE_CONVOLUTION = 1 / 2
 _SMALLEST_SPARSE = 2**12  # weights of a Linear layer
 _FEW_CHANNELS = 4  # on which torch's convolutions are slow, with the pooling behind them
-_WORTH_SELECTING = 1 / 4  # smallest part of the inputs that nobody reads
+_PART_WORTH_SELECTING = 1 / 4  # smallest part of the inputs that nobody reads
 
 
 def choose_layers_(network: fx.GraphModule) -> None:
@@ -132,7 +132,7 @@ def _choose_affine_(network: fx.GraphModule, node: fx.Node, layer: Any) -> None:
 
 
 def _pays_to_select(read: Tensor) -> bool:
-    return bool(read.any()) and float((~read).float().mean()) >= _WORTH_SELECTING
+    return bool(read.any()) and float((~read).float().mean()) >= _PART_WORTH_SELECTING
 
 
 def _select_inputs_(

@@ -23,6 +23,7 @@ from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.compression.tracing import is_leaf
 from zeromean.monte_carlo import Inputs
 from zeromean.posteriors import Posterior
+from zeromean.sparsity import text_table
 from zeromean.stochastic import StochasticModule
 
 
@@ -93,15 +94,7 @@ class CompressionReport:
             )
             for row in self.layers
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        left = (0, 4, 6, 7)
-        lines = [
-            "  ".join(
-                text.ljust(width) if place in left else text.rjust(width)
-                for place, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        lines = text_table(rows, left=(0, 4, 6, 7))
         lines += [self.obstacle] if self.obstacle else []
         total = f"{self.original_size:,} bytes become {self.size:,}, {self.compression:.1f}× fewer"
         return "\n".join([*lines, total])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 _LARGEST_DENSE = 2**16
 _PRODUCTS_OF_ONE_SPARSE = 32
 # Smaller batches cost more in calls than picking out the inputs that are read saves.
-_WORTH_SELECTING = 16
+_OBJECTS_WORTH_SELECTING = 16
 # Smaller batches leave the processor's vectors idle where the batch is the innermost dimension.
 WORTH_GATHERING = 8
 # Products of a sparse convolution for one object: beyond, their indices outgrow the caches.
@@ -77,7 +77,7 @@ class SparseLinear(nn.Module):
 
     def read_rows(self, x: Tensor) -> Tensor:
         """`(batch, in_features)` to `(out_features, batch)`."""
-        if x.shape[0] >= _WORTH_SELECTING and 4 * len(self.inputs) < 3 * self.in_features:
+        if x.shape[0] >= _OBJECTS_WORTH_SELECTING and 4 * len(self.inputs) < 3 * self.in_features:
             return self._multiply(x.t()[self.inputs], self.compact_columns)
         return self.read_columns(batch_last(x))
 

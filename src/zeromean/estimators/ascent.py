@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from zeromean.estimators.logistic import DataTerm, Posterior, Slopes
+from zeromean.estimators.logistic import DataTerm, Slopes, WeightPosterior
 
-P = TypeVar("P", bound=Posterior)
+P = TypeVar("P", bound=WeightPosterior)
 
 
 @dataclass

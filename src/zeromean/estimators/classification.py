@@ -12,13 +12,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from zeromean.estimators.arrays import Array
 from zeromean.estimators.ascent import Ascent
 from zeromean.estimators.features import Features, Scaling
 from zeromean.estimators.linear_model import DTYPES, SparseLinearModel
 from zeromean.estimators.log_sigmoid import Integral, average_probability
 from zeromean.estimators.logistic import DataTerm
 from zeromean.estimators.overview import Overview
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.quadratic import varying
 from zeromean.estimators.rows import Rows, slices_of
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
 
+from zeromean.estimators.arrays import Array
 from zeromean.estimators.ascent import Ascent
 from zeromean.estimators.classification import SparseClassifier
 from zeromean.estimators.dropout_logistic import DropoutPosterior, search_dropout_logistic
 from zeromean.estimators.evidence_logistic import EvidencePosterior, search_evidence_logistic
 from zeromean.estimators.logistic import DataTerm
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.prices import prices_of
 
 

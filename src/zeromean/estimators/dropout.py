@@ -20,15 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.noise_term import NoiseTerm
-from zeromean.estimators.penalty import (
-    CONVEXIFYING,
-    CURVATURE_AT_ZERO,
-    Array,
-    Penalty,
-    dropout_penalty,
-)
-from zeromean.estimators.quadratic import Indices, Quadratic
+from zeromean.estimators.penalty import CONVEXIFYING, CURVATURE_AT_ZERO, Penalty, dropout_penalty
+from zeromean.estimators.quadratic import Quadratic
 
 # How far above 1 standard error a gradient has to be for its weight to leave zero.
 ENTRY_MARGIN = 1e-9

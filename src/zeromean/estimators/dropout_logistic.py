@@ -16,6 +16,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.special import dawsn
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.ascent import Ascent, Proposal, ascend
 from zeromean.estimators.dropout import Solution, entering, minimize_dropout
 from zeromean.estimators.evidence import (
@@ -27,9 +28,9 @@ from zeromean.estimators.evidence import (
 from zeromean.estimators.features import Features
 from zeromean.estimators.logistic import DataTerm, JointCurvatures, QuadraticModel, Slopes, pulls
 from zeromean.estimators.noise_term import NO_NOISE
-from zeromean.estimators.penalty import Array, kl_divergence
+from zeromean.estimators.penalty import kl_divergence
 from zeromean.estimators.prices import FREE
-from zeromean.estimators.quadratic import Indices, MatrixQuadratic
+from zeromean.estimators.quadratic import MatrixQuadratic
 
 INNER_ITERATIONS = 100
 # From 0.25 on, the damped model is convex, and its optimum lies downhill.

@@ -24,6 +24,7 @@ from functools import partial
 import numpy as np
 from scipy.linalg.lapack import dpotrf, dpotrs
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.evidence_model import (
     MARGIN,
     SMALLEST_SHARE,
@@ -32,15 +33,8 @@ from zeromean.estimators.evidence_model import (
     inverse,
 )
 from zeromean.estimators.noise_term import NoiseTerm
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.prices import FREE, Prices, lower_price
-from zeromean.estimators.quadratic import (
-    MOST_AT_ONCE,
-    ROWS_A_FEATURE,
-    Indices,
-    Quadratic,
-    told_apart,
-)
+from zeromean.estimators.quadratic import MOST_INVERTED, ROWS_A_FEATURE, Quadratic, told_apart
 
 SCORED_AT_ONCE = 4096
 # Tolerances in nats: of a fit whose features alone are wanted, and of one that is only a start.
@@ -123,13 +117,13 @@ def _larger_starts(
 ) -> Iterator[tuple[EvidenceSolution, Prices]]:
     """Solutions to improve at lower prices."""
     num_features = len(quadratic.linear)
-    if 0 < num_features <= min(num_rows / FEWEST_ROWS_A_FEATURE, MOST_AT_ONCE):
+    if 0 < num_features <= min(num_rows / FEWEST_ROWS_A_FEATURE, MOST_INVERTED):
         # Without any price, chance would let in as many features as there are rows.
         lower = FREE if told_apart(num_features, num_rows) else lower_price(prices, 8)
         yield with_all_that_matter(quadratic, noise, forward), lower
         return
     yield forward.restart(), lower_price(prices, 2)
-    if min(num_features, num_rows) <= MOST_AT_ONCE:
+    if min(num_features, num_rows) <= MOST_INVERTED:
         for divisor in LOWER_PRICES:
             yield EvidenceSolution.empty(forward.noise_precision), lower_price(prices, divisor)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.ascent import Ascent, Proposal, ascend
 from zeromean.estimators.evidence import (
     ROUGHLY,
@@ -25,9 +26,8 @@ from zeromean.estimators.evidence import (
 from zeromean.estimators.features import Features
 from zeromean.estimators.logistic import DataTerm, QuadraticModel, Slopes, pulls
 from zeromean.estimators.noise_term import NO_NOISE
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.prices import FREE, Prices, nearly_free
-from zeromean.estimators.quadratic import MOST_AT_ONCE, Indices
+from zeromean.estimators.quadratic import MOST_INVERTED
 
 FEWEST_ENTRIES = 10
 HALVINGS = 12
@@ -89,7 +89,7 @@ def search_evidence_logistic(
     empty = EvidencePosterior.empty(term.start_intercept)
     forward = _fit(term, empty, prices, max_iter, tol)
     model = QuadraticModel.of_all_features(term, forward.posterior)
-    if model is None and min(term.num_varying, term.count) > MOST_AT_ONCE:
+    if model is None and min(term.num_varying, term.count) > MOST_INVERTED:
         return forward
     if model is None:
         larger, lower = empty, nearly_free(prices)

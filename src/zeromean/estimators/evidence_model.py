@@ -20,10 +20,10 @@ from scipy.linalg import LinAlgError
 from scipy.linalg.blas import dger
 from scipy.linalg.lapack import dpotrf, dpotri
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.noise_term import NoiseTerm
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.prices import Prices
-from zeromean.estimators.quadratic import Indices, Quadratic
+from zeromean.estimators.quadratic import Quadratic
 
 # How far above 1 a feature's β q²/s has to be, at no price, for its prior to be proper.
 MARGIN = 1e-9

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.offsets import offset_of, take_off
-from zeromean.estimators.penalty import Array
-from zeromean.estimators.quadratic import Indices
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 from scipy.special import expit, log_expit, ndtr, roots_hermitenorm
 
-from zeromean.estimators.penalty import Array
+from zeromean.estimators.arrays import Array
 
 # Nodes up to these standard deviations of the log-odds: of Gauss–Hermite, and trapezoidal.
 HERMITE_NODES = {0.5: 16, 1.0: 32}

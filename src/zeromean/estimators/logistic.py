@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.features import Features, Scaling
 from zeromean.estimators.log_sigmoid import Integral, LogSigmoid, higher_derivatives
-from zeromean.estimators.penalty import Array
-from zeromean.estimators.quadratic import Indices, MatrixQuadratic, told_apart
+from zeromean.estimators.quadratic import MatrixQuadratic, told_apart
 from zeromean.estimators.rows import Chunk, Rows
 
 # A matrix of more features would take too long to sum over rows.
-MOST_AT_ONCE = 512
+MOST_SUMMED = 512
 
 
-class Posterior(Protocol):
+class WeightPosterior(Protocol):
     """A normal distribution of the weights of some features (in units of `Scaling`)."""
 
     @property
@@ -89,15 +89,15 @@ class DataTerm:
     def num_varying(self) -> int:
         return int(np.isfinite(self.scaling.scale).sum())
 
-    def slopes(self, posterior: Posterior) -> Slopes:
+    def slopes(self, posterior: WeightPosterior) -> Slopes:
         return self.rows.reduce(_slopes, self.label, self.scaling, self.integral, posterior)
 
-    def curvatures(self, posterior: Posterior, chosen: Indices) -> Curvatures:
+    def curvatures(self, posterior: WeightPosterior, chosen: Indices) -> Curvatures:
         return self.rows.reduce(
             _curvatures, self.label, self.scaling, self.integral, posterior, chosen
         )
 
-    def joint_curvatures(self, posterior: Posterior) -> JointCurvatures:
+    def joint_curvatures(self, posterior: WeightPosterior) -> JointCurvatures:
         """By quadrature, whatever `integral` says: a direction, not a value, comes of it."""
         return self.rows.reduce(_joint_curvatures, self.label, self.scaling, posterior)
 
@@ -120,7 +120,7 @@ class QuadraticModel:
 
     @classmethod
     def about(
-        cls, term: DataTerm, posterior: Posterior, at: Slopes, chosen: Indices
+        cls, term: DataTerm, posterior: WeightPosterior, at: Slopes, chosen: Indices
     ) -> QuadraticModel:
         """About a posterior whose features are the first of those chosen."""
         hessian = term.curvatures(posterior, chosen)
@@ -145,9 +145,9 @@ class QuadraticModel:
         )
 
     @classmethod
-    def of_all_features(cls, term: DataTerm, posterior: Posterior) -> QuadraticModel | None:
+    def of_all_features(cls, term: DataTerm, posterior: WeightPosterior) -> QuadraticModel | None:
         """About a posterior, unless features are too many: to be told apart, or for the time."""
-        if term.num_varying > MOST_AT_ONCE or not told_apart(term.num_varying, term.count):
+        if term.num_varying > MOST_SUMMED or not told_apart(term.num_varying, term.count):
             return None
         at = term.slopes(posterior)
         others = at.spread > 0
@@ -164,7 +164,7 @@ class QuadraticModel:
         return self._intercept + self._intercept_move - float(self.centre @ (mean - self.start))
 
 
-def pulls(posterior: Posterior, at: Slopes) -> Array:
+def pulls(posterior: WeightPosterior, at: Slopes) -> Array:
     """Slopes of features outside the model in units of their standard errors; 0 for the others."""
     pull = np.zeros_like(at.slope)
     varying = at.spread > 0
@@ -174,7 +174,7 @@ def pulls(posterior: Posterior, at: Slopes) -> Array:
 
 
 def _slopes(
-    chunk: Chunk, label: Any, scaling: Scaling, integral: Integral, posterior: Posterior
+    chunk: Chunk, label: Any, scaling: Scaling, integral: Integral, posterior: WeightPosterior
 ) -> Slopes:
     features = Features(chunk.X, scaling)
     sign, term = _term(chunk, features, label, integral, posterior)
@@ -193,7 +193,7 @@ def _curvatures(
     label: Any,
     scaling: Scaling,
     integral: Integral,
-    posterior: Posterior,
+    posterior: WeightPosterior,
     chosen: Indices,
 ) -> Curvatures:
     features = Features(chunk.X, scaling)
@@ -205,7 +205,7 @@ def _curvatures(
 
 
 def _joint_curvatures(
-    chunk: Chunk, label: Any, scaling: Scaling, posterior: Posterior
+    chunk: Chunk, label: Any, scaling: Scaling, posterior: WeightPosterior
 ) -> JointCurvatures:
     features = Features(chunk.X, scaling)
     sign, mean, variance = _log_odds(chunk, features, label, posterior)
@@ -222,14 +222,14 @@ def _joint_curvatures(
 
 
 def _term(
-    chunk: Chunk, features: Features, label: Any, integral: Integral, posterior: Posterior
+    chunk: Chunk, features: Features, label: Any, integral: Integral, posterior: WeightPosterior
 ) -> tuple[Array, LogSigmoid]:
     sign, mean, variance = _log_odds(chunk, features, label, posterior)
     return sign, integral(sign * mean, variance, chunk.number)
 
 
 def _log_odds(
-    chunk: Chunk, features: Features, label: Any, posterior: Posterior
+    chunk: Chunk, features: Features, label: Any, posterior: WeightPosterior
 ) -> tuple[Array, Array, Array]:
     sign = np.where(np.asarray(chunk.y) == label, 1.0, -1.0)
     mean = features.product(posterior.features, posterior.mean) + posterior.intercept

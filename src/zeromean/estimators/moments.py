@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from zeromean.estimators.arrays import Array
 from zeromean.estimators.offsets import offset_of, take_off
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.rows import SLICE_SIZE, Chunk
 from zeromean.estimators.threads import one_blas_thread_each
 
 # Shorter slices of wide rows would spend their time on the matrix that they add to.
-FEWEST_ROWS = 1024
+ROWS_OF_A_SLICE = 1024
 # BLAS computes products of long and narrow slices hardly faster in several threads than in one.
 # From this many multiplications on, parts of the rows go to threads of ours.
 FEWEST_PRODUCTS = 2**26
@@ -105,7 +105,8 @@ def _typical_row(rows: Chunk) -> Array:
         means = X.T @ weight / count, X.power(2).T @ weight / count
         return np.append(offset_of(*means), y @ weight / count)
     # Rows without a weight may be anything.
-    few: Any = slice(0, FEWEST_ROWS) if weight is None else np.flatnonzero(weight)[:FEWEST_ROWS]
+    few: Any = slice(ROWS_OF_A_SLICE)
+    few = few if weight is None else np.flatnonzero(weight)[few]
     if not len(y[few]):
         return np.zeros(X.shape[1] + 1)
     return np.append(X[few].mean(axis=0, dtype=np.float64), y[few].mean())
@@ -115,7 +116,7 @@ def _squares(rows: Chunk, shift: Array) -> Array:
     """Σ weight · row rowᵀ of dense rows, less the shift and with a 1 at the end."""
     size = len(shift) + 1
     # A part has more numbers than the matrix that it leaves behind.
-    most_parts = len(rows.X) // max(size, FEWEST_ROWS)
+    most_parts = len(rows.X) // max(size, ROWS_OF_A_SLICE)
     if most_parts < 2 or len(rows.X) * size**2 < FEWEST_PRODUCTS:
         return _squares_in_slices(rows, shift)
     with one_blas_thread_each() as num_threads:
@@ -130,7 +131,7 @@ def _squares(rows: Chunk, shift: Array) -> Array:
 def _squares_in_slices(rows: Chunk, shift: Array) -> Array:
     X, y, weight, _ = rows
     num_features = X.shape[1]
-    num_rows = min(max(SLICE_SIZE // (2 * num_features), FEWEST_ROWS), len(X))
+    num_rows = min(max(SLICE_SIZE // (2 * num_features), ROWS_OF_A_SLICE), len(X))
     # A shift for every row: numpy takes twice as long to repeat one.
     shifts = np.tile(shift[:-1], (num_rows, 1))
     features, others = np.empty((num_rows, num_features)), np.empty((2, num_rows))

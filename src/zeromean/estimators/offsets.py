@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from zeromean.estimators.penalty import Array
+from zeromean.estimators.arrays import Array
 
 
 def take_off(X: Any, offset: Array) -> Any:

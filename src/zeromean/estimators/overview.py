@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from zeromean.estimators.arrays import Array
 from zeromean.estimators.offsets import mean_and_square
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.rows import Chunk
 
 

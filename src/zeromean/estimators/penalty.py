@@ -15,16 +15,14 @@ is concave in |v|, but barely: P'' > -0.222.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import dawsn
 
 from zeromean._dawson import SCALE, VALUE
-
-Array = NDArray[Any]
+from zeromean.estimators.arrays import Array
 
 # The curvature at 0, and what must be added to it to be positive everywhere.
 CURVATURE_AT_ZERO = -1 / 6

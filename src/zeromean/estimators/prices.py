@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from zeromean.estimators.penalty import Array
+from zeromean.estimators.arrays import Array
 
 
 class Prices(Protocol):

@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.moments import Moments
 from zeromean.estimators.offsets import mean_and_square, offset_of, take_off
-from zeromean.estimators.penalty import Array
 from zeromean.estimators.rows import Chunk
 
-Indices = NDArray[np.intp]
 # With fewer rows for each feature, features can hardly be told apart.
 ROWS_A_FEATURE = 2
 # A matrix of more features would take too long to invert.
-MOST_AT_ONCE = 2048
+MOST_INVERTED = 2048
 # A column whose deviations are of the size of rounding errors of its values is constant.
 ROUNDING = 1e-14
 
@@ -167,7 +166,7 @@ def from_rows(rows: Chunk, *, fit_intercept: bool) -> LeastSquares:
 
 def told_apart(num_features: int, num_rows: float) -> bool:
     """Whether all features can be looked at beside each other."""
-    return 0 < num_features <= min(num_rows / ROWS_A_FEATURE, MOST_AT_ONCE)
+    return 0 < num_features <= min(num_rows / ROWS_A_FEATURE, MOST_INVERTED)
 
 
 def varying(square: Array, mean: Array, count: float) -> NDArray[np.bool_]:

@@ -13,10 +13,10 @@ from scipy import sparse
 from sklearn.base import RegressorMixin, _fit_context
 from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
 
+from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.linear_model import DTYPES, SparseLinearModel
 from zeromean.estimators.moments import Moments
-from zeromean.estimators.penalty import Array
-from zeromean.estimators.quadratic import ROUNDING, Indices, LeastSquares, from_moments, from_rows
+from zeromean.estimators.quadratic import ROUNDING, LeastSquares, from_moments, from_rows
 from zeromean.estimators.rows import ArrayRows, Chunk, Rows
 from zeromean.estimators.threads import one_blas_thread_each
 

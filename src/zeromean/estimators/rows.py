@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import _num_samples
 
-from zeromean.estimators.penalty import Array
+from zeromean.estimators.arrays import Array
 
 Total = TypeVar("Total")
 # Numbers in a slice of an array, which should fit a core's cache, unless its rows were too few; in

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from zeromean.objectives import linear_warmup
 
-DECAYS = ("linear", "constant")
+Decay = Literal["linear", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class TrainingConfig:
     what the run ends with. The noise of Adam's steps hides how small the means of superfluous
     weights are; averaged out, many more of them can be pruned. By default the last weights.
     """
-    decay: str = "linear"
+    decay: Decay = "linear"
     """What the learning rates do over the run: "linear" (to 0) or "constant"."""
     seed: int = 0
     """Seed of the batches' order and of all noise."""
@@ -100,8 +100,9 @@ class TrainingConfig:
             raise ValueError(f"clip_log_alpha must be (low, high), got {bounds}.")
         if self.log_alpha_beta2 is not None and not 0 <= self.log_alpha_beta2 < 1:
             raise ValueError(f"log_alpha_beta2 must be in [0, 1), got {self.log_alpha_beta2}.")
-        if self.decay not in DECAYS:
-            raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {self.decay!r}.")
+        if self.decay not in get_args(Decay):
+            decays = ", ".join(get_args(Decay))
+            raise ValueError(f"decay must be one of {decays}, got {self.decay!r}.")
 
     def described(self) -> dict[str, Any]:
         """Fields by name; what came later only where it is set, so that older files stay good."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean.certificate import VARIANCE_LAYER, effective_log_alpha
+from zeromean.certificate import VARIANCE_LAYER_LOG_ALPHA, effective_log_alpha
 from zeromean.objectives import kl_by_layer
 from zeromean.posteriors import Posterior
 from zeromean.stochastic import StochasticModule, stochastic_modules
@@ -44,7 +44,7 @@ def new_variance_layers(
         for name, value in metrics.items()
         if name.startswith("log_alpha/")
     }
-    return {n: v for n, v in log_alphas.items() if v > VARIANCE_LAYER and n not in known}
+    return {n: v for n, v in log_alphas.items() if v > VARIANCE_LAYER_LOG_ALPHA and n not in known}
 
 
 def not_finite_parameters(model: nn.Module) -> dict[str, list[str]]:

@@ -132,7 +132,7 @@ class ElboModule(pl.LightningModule):
             self.weight_average.load(checkpoint["weight_average"])
 
     @contextmanager
-    def to_be_judged(self) -> Iterator[nn.Module]:
+    def with_averaged_weights(self) -> Iterator[nn.Module]:
         """The model with the weights that count: their average where there is one."""
         with self.weight_average.shown() if self.weight_average else nullcontext():
             yield self.model

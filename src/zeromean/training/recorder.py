@@ -84,7 +84,7 @@ class Recorder(pl.Callback):
             raise ValueError(f"After epoch {epoch} {describe_parameters(parameters)}.")
         # Looking must not change what comes next: training is the same with and without it.
         seed = derived_seed(pl_module.config.seed, 1, epoch)
-        with isolated(seed), pl_module.to_be_judged():
+        with isolated(seed), pl_module.with_averaged_weights():
             row = self._metrics(pl_module, epoch, trainer)
         self.history.append(row)
         average = _weight_average(pl_module)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from zeromean.data import Batches, ImageSet
+    from zeromean.data.batches import Augmentation
     from zeromean.training.recorder import Recorder
 
 _log = logging.getLogger("zeromean.training")
@@ -56,7 +57,7 @@ def fit(
     callbacks: Sequence[pl.Callback] = (),
     progress: bool = True,
     on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
-    augment: Callable[..., Tensor] | None = None,
+    augment: Augmentation | None = None,
 ) -> FitResult:
     """Train a classifier on the CPU, in place; resumes by itself.
 
