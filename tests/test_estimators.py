@@ -297,7 +297,8 @@ def test_predicted_std_is_that_of_sampled_weights(model):
     kept = model.relevance_
     weights = rng.multivariate_normal(model.coef_[kept], model.covariance_, size=100_000)
     noise = rng.normal(size=(100_000, 40)) / np.sqrt(model.noise_precision_)
-    samples = weights @ (X - X.mean(axis=0))[:, kept].T + noise
+    level = rng.normal(size=(100_000, 1)) / np.sqrt(40 * model.noise_precision_)
+    samples = weights @ (X - X.mean(axis=0))[:, kept].T + level + noise
     np.testing.assert_allclose(std, samples.std(axis=0), rtol=5 / np.sqrt(2 * 100_000))
 
 
@@ -407,3 +408,17 @@ def test_kernel_machine_on_real_data():
     machine.fit(X[:300], y[:300])
     assert machine.score(X[300:], y[300:]) > 0.93
     assert machine[-1].relevance_.sum() < 30
+
+
+@by_name
+def test_intervals_cover_what_they_say_where_rows_are_few(model):
+    rng = np.random.default_rng(0)
+    z = []
+    for _ in range(400):
+        X, y = rng.normal(size=(9, 1)), 3 + rng.normal(size=9)
+        fitted = clone(model).set_params(noise_precision=1.0, threshold=3).fit(X[:8], y[:8])
+        if not fitted.relevance_.any():
+            mean, std = fitted.predict(X[8:], return_std=True)
+            z.append((y[8] - mean[0]) / std[0])
+    # Within four standard errors of a standard deviation.
+    assert np.std(z) == pytest.approx(1, abs=4 / np.sqrt(2 * len(z)))

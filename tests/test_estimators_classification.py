@@ -1,5 +1,7 @@
 """Classification by variational dropout and by evidence, against integrals done in another way."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import integrate, optimize, sparse, stats
@@ -337,3 +339,56 @@ def test_probabilities_of_both_classes_keep_their_digits():
     probabilities = model.predict_proba(np.vstack([200 * X, -200 * X]))
     assert (probabilities > 0).all()
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+
+
+def test_rows_that_are_beyond_doubt_can_be_fitted():
+    X = np.zeros((40, 2))
+    X[:5, 0] = X[2:8, 1] = 1
+    assert RVMClassifier().fit(X, X[:, 0] > 0).score(X, X[:, 0] > 0) == 1
+    rng = np.random.default_rng(11)
+    X = rng.normal(size=(6, 2))
+    weight = np.where(rng.random(6) < 0.5, 1.0, 1e4)
+    model = VariationalDropoutClassifier().fit(X, X[:, 0] > 0, sample_weight=weight)
+    assert model.score(X, X[:, 0] > 0) == 1
+    X = np.zeros((1000, 1))
+    X[:3] = 1
+    assert RVMClassifier().fit(X, X[:, 0] > 0).score(X, X[:, 0] > 0) == 1
+
+
+def test_one_small_gain_is_not_the_end():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(4000, 4))
+    X[:4, 0] += 5
+    model = RVMClassifier().fit(X, np.arange(4000) < 4)
+    assert model.elbo_[-1] > -3.05
+
+
+def test_saddles_are_left():
+    """Rare binary features: of those that stand together, many optima share the weight."""
+    rng = np.random.default_rng(2)
+    X = 1.0 * (rng.random((500, 2000)) < 0.005)
+    w = np.zeros(2000)
+    w[:30] = rng.choice([-2, 2], 30)
+    y = X @ w > 0.3 * rng.logistic(size=500)
+    model = VariationalDropoutClassifier().fit(X, y)  # A ConvergenceWarning would be an error.
+    assert np.max(model.n_iter_) < 150
+
+
+@pytest.mark.parametrize("Classifier", [RVMClassifier, VariationalDropoutClassifier])
+def test_log_probabilities(Classifier):
+    X, y = datasets.load_iris(return_X_y=True)
+    model = Classifier().fit(X, y)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), model.predict_proba(X))
+
+
+def test_memory_of_sampling_does_not_grow_with_rows():
+    mean, variance = np.linspace(-3, 3, 50_000), np.full(50_000, 2.0)
+    tracemalloc.start()
+    whole = log_sigmoid.sample(mean, variance, 100, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+    # The draws of the first rows are the same, however many follow.
+    np.testing.assert_array_equal(
+        whole.value[:10], log_sigmoid.sample(mean[:10], variance[:10], 100, 0).value
+    )

@@ -131,7 +131,8 @@ def test_given_noise_stays_where_the_target_is_constant(model, rows):
     assert not model.relevance_.any()
     mean, std = model.predict(rows[0], return_std=True)
     np.testing.assert_allclose(mean, 1)
-    np.testing.assert_allclose(std, 0.5)
+    # Of the noise, and of the intercept.
+    np.testing.assert_allclose(std, 0.5 * np.sqrt(1 + 1 / 120))
 
 
 @every_classifier
@@ -250,3 +251,54 @@ def test_sparse_rows_of_single_precision_in_any_unit(Model, unit):
     scaled = (X * unit).astype(np.float32)
     dense, thin = Model().fit(scaled, y), Model().fit(sparse.csr_array(scaled), y)
     np.testing.assert_allclose(thin.coef_ * unit, dense.coef_ * unit, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("constant", [0.1, 7.7, 100.3])
+def test_weighted_constants_are_found_without_a_word(constant):
+    X = np.column_stack([np.arange(50.0) % 7, np.full(50, constant)])
+    y = X[:, 0] + np.sin(np.arange(50))
+    model = RVMRegressor().fit(X, y, sample_weight=np.arange(1, 51) / 10)
+    assert model.relevance_.tolist() == [True, False]
+
+
+def test_streams_of_too_many_features_are_refused():
+    X, y = sparse.random_array((20, 9000), density=0.01, rng=0, format="csr"), np.arange(20.0)
+    message = r"up to 8,192 of them, got 9,000; give fit all rows in one array or sparse matrix"
+    with pytest.raises(ValueError, match=message):
+        RVMRegressor().partial_fit(X, y)
+    with pytest.raises(ValueError, match=message):
+        RVMRegressor().fit_chunks([(X, y)])
+    RVMRegressor().fit(X, y)
+
+
+def test_a_stream_that_fails_leaves_the_model_as_it_was():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 5))
+    model = RVMRegressor().fit(X, X[:, 0])
+    wide = rng.normal(size=(50, 8))
+    with pytest.raises(ValueError, match="expecting 8 features"):
+        model.fit_chunks([(wide, wide[:, 0]), (X, X[:, 0])])
+    np.testing.assert_allclose(model.predict(X), X[:, 0], atol=1e-3)
+    with pytest.raises(ValueError, match=r"must be \(X, y\) or \(X, y, sample_weight\), got 4"):
+        model.fit_chunks([(X, X[:, 0], np.ones(50), "?")])
+
+
+def test_blocks_of_unknown_length_get_a_sentence():
+    array = pytest.importorskip("dask.array")
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    blocks = array.from_array(X, chunks=20)
+    blocks = blocks[blocks[:, 0] > -100]
+    for y in (X[:, 0], array.from_array(X[:, 0], chunks=30)):
+        with pytest.raises(ValueError, match=r"call X\.compute_chunk_sizes\(\) first"):
+            RVMRegressor().fit(blocks, y)
+
+
+def test_basis_has_its_own_centres():
+    X = np.random.default_rng(0).normal(size=(10, 2))
+    basis = RBFBasis(gamma=1.0).fit(X)
+    before = basis.transform(X[:3].copy())
+    rows = X[:3].copy()
+    X *= 0
+    np.testing.assert_array_equal(basis.transform(rows), before)
+    with pytest.raises(ValueError, match="too large for float64"):
+        RBFBasis().fit(np.full((3, 2), 1e155) * [[1], [2], [3]])

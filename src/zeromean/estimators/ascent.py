@@ -36,15 +36,18 @@ def ascend(
     *,
     max_iter: int,
     tol: float,
+    patience: int = 1,
 ) -> Ascent[P]:
     """Move to the first proposal that raises the bound, until that gains less than `tol` nats.
 
     Args:
         propose: From a posterior and the slopes of the data term there.
         cost: What the bound is less than the data term.
+        patience: How many such gains in a row end it.
     """
     at = term.slopes(start)
     ascent = Ascent(start, [at.value - cost(start)])
+    num_small = 0
     while ascent.num_iterations < max_iter and not ascent.converged:
         ascent.num_iterations += 1
         before = ascent.bound[-1]
@@ -54,7 +57,8 @@ def ascend(
             bound = at_trial.value - cost(trial)
             if bound > before:
                 ascent.posterior, at = trial, at_trial
-                ascent.converged = bound - before < tol and proposal.may_end
+                num_small = num_small + 1 if bound - before < tol and proposal.may_end else 0
+                ascent.converged = num_small >= patience
                 break
         else:  # Rounding errors are all that is left.
             bound = before

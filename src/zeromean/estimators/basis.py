@@ -71,12 +71,14 @@ class RBFBasis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
         -------
         self : object
         """
-        self.centres_: Any = validate_data(self, X, accept_sparse="csr", dtype=np.float64)
-        self.gamma_ = self.gamma
-        values = self.centres_
+        values: Any = validate_data(self, X, accept_sparse="csr", dtype=np.float64, copy=True)
+        self.centres_, self.gamma_ = values, self.gamma
         sparse = issparse(values)
         if self.gamma == "scale":
-            square = (values.power(2) if sparse else np.square(values)).mean()
+            with np.errstate(over="ignore"):
+                square = (values.power(2) if sparse else np.square(values)).mean()
+            if not np.isfinite(square):
+                raise ValueError("Squares of X are too large for float64; rescale them.")
             variance = square - values.mean() ** 2 if sparse else values.var()
             # Rounding leaves a constant some variance; less where deviations are squared.
             varies = variance > (1e-14 if sparse else 1e-28) * square

@@ -81,6 +81,20 @@ class SparseClassifier(ClassifierMixin, SparseLinearModel):
         probabilities = np.maximum(np.stack(averages, axis=1), TINY)
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
+    def predict_log_proba(self, X):
+        """Logarithms of probabilities.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+            Rows.
+
+        Returns
+        -------
+        log_probabilities : ndarray of shape (n_samples, n_classes)
+        """
+        return np.log(self.predict_proba(X))
+
     def predict(self, X):
         """Most probable classes.
 

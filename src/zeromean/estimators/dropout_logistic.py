@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 from scipy.special import dawsn
 
 from zeromean.estimators.arrays import Array, Indices
@@ -33,6 +33,8 @@ from zeromean.estimators.prices import FREE
 from zeromean.estimators.quadratic import MatrixQuadratic
 
 INNER_ITERATIONS = 100
+# In parts of the largest, where the bound has no optimum for Newton's step to go to.
+SMALLEST_CURVATURE = 1e-8
 # From 0.25 on, the damped model is convex, and its optimum lies downhill.
 DAMPINGS = (0, 0.25, *(4.0**power for power in range(12)))
 
@@ -81,7 +83,7 @@ def search_dropout_logistic(
     if set(larger.features) == set(forward.posterior.features):
         return forward
     backward = _fit(term, larger, max_iter, tol)
-    return forward if forward.bound[-1] >= backward.bound[-1] else backward
+    return backward if backward.bound[-1] > forward.bound[-1] else forward
 
 
 def _with_all_that_matter(model: QuadraticModel) -> DropoutPosterior:
@@ -124,6 +126,8 @@ def _trials(
             yield newton
     chosen = np.concatenate([before.features, new])
     model = QuadraticModel.about(term, before, at, chosen)
+    if model is None:
+        return
     for damping in DAMPINGS:
         yield _optimum(model, before, damping)
 
@@ -160,7 +164,7 @@ def _posterior(model: QuadraticModel, solution: Solution) -> DropoutPosterior:
 def _newton_step(
     posterior: DropoutPosterior, at: Slopes, joint: JointCurvatures, fit_intercept: bool
 ) -> DropoutPosterior | None:
-    """Newton's step in weights, log standard deviations and intercept, where there is one."""
+    """Newton's step in weights, log standard deviations and intercept."""
     mean, std, size = posterior.mean, posterior.std, len(posterior.features)
     variance = std**2
     z = np.abs(mean) / (np.sqrt(2) * std)
@@ -188,10 +192,15 @@ def _newton_step(
         slope[size] = 0
         hessian[size] = hessian[:, size] = 0
         hessian[size, size] = -1
+    if not np.isfinite(hessian).all():
+        return None
     try:
         move = cho_solve(cho_factor(-hessian, check_finite=False), slope, check_finite=False)
     except LinAlgError:
-        return None
+        # A saddle: away from it where the bound curves upwards, as fast as towards an optimum.
+        values, vectors = eigh(-hessian, check_finite=False)
+        sizes = np.maximum(np.abs(values), SMALLEST_CURVATURE * np.abs(values).max())
+        move = vectors @ ((vectors.T @ slope) / sizes)
     trial = mean + move[:size]
     # It is not for this step to take weights through zero.
     trial = np.where(trial * mean > 0, trial, 0.1 * mean)

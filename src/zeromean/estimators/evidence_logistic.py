@@ -31,6 +31,9 @@ from zeromean.estimators.quadratic import MOST_INVERTED
 
 FEWEST_ENTRIES = 10
 HALVINGS = 12
+ROUNDING = 1e-10
+# Iterations in a row with small gains, after which the fit ends: gains may grow again.
+PATIENCE = 3
 # How often, in iterations, larger units are tried.
 DOUBLING_PERIOD = 10
 
@@ -58,7 +61,10 @@ class EvidencePosterior:
 
     def logit_variance(self, features: Features) -> Array:
         columns = features.columns(self.features) - self.centre
-        return np.einsum("ij,ij->i", columns @ self.covariance, columns)
+        variance = np.einsum("ij,ij->i", columns @ self.covariance, columns)
+        # A trial whose covariance is none has no bound either; what rounding leaves is zero.
+        rounding = ROUNDING * (columns**2 @ np.abs(self.covariance.diagonal()))
+        return np.where(variance < -rounding, np.nan, np.maximum(variance, 0))
 
     def doubled(self) -> EvidencePosterior:
         """The same in larger units: its KL is the same, and separable rows like it better."""
@@ -99,7 +105,7 @@ def search_evidence_logistic(
         larger, lower = _posterior(model, _maximum(model, start, FREE)), FREE
     more = _fit(term, larger, lower, max_iter, ROUGHLY).posterior
     backward = _fit(term, more, prices, max_iter, tol)
-    return forward if forward.bound[-1] >= backward.bound[-1] else backward
+    return backward if backward.bound[-1] > forward.bound[-1] else forward
 
 
 def _fit(
@@ -116,13 +122,15 @@ def _fit(
     def cost(posterior: EvidencePosterior) -> float:
         return posterior.kl() + prices.total(len(posterior.features))
 
-    return ascend(term, start, propose, cost, max_iter=max_iter, tol=tol)
+    return ascend(term, start, propose, cost, max_iter=max_iter, tol=tol, patience=PATIENCE)
 
 
 def _trials(
     term: DataTerm, before: EvidencePosterior, at: Slopes, prices: Prices
 ) -> Iterator[EvidencePosterior]:
     model = QuadraticModel.about(term, before, at, _working_set(before, at))
+    if model is None:
+        return
     optimum = _posterior(model, _maximum(model, _solution(model, before), prices))
     yield optimum
     if np.array_equal(optimum.features, before.features):

@@ -187,7 +187,7 @@ class EvidenceModel:
         variance = self.covariance.diagonal()
         s = 1 / variance - self.precision
         q = self.mean / variance
-        own = s > SMALLEST_SHARE * self.block.diagonal()
+        own = s > SMALLEST_SHARE * np.maximum(self.block.diagonal(), np.finfo(np.float64).tiny)
         return np.where(own, self.noise_precision * q**2 / np.where(own, s, 1), 0)
 
     def _change(self, j: int, precision: float) -> None:

@@ -80,7 +80,14 @@ class SparseLinearModel(BaseEstimator, ABC):
             first = False
             return checked
 
-        return self._fit(ChunkRows(chunks, check))
+        known = {name: vars(self).get(name) for name in ("n_features_in_", "feature_names_in_")}
+        try:
+            return self._fit(ChunkRows(chunks, check))
+        except BaseException:
+            # The model of an earlier fit stays as it was.
+            for name, value in known.items():
+                vars(self).pop(name, None) if value is None else setattr(self, name, value)
+            raise
 
     @abstractmethod
     def _fit(self, rows: Rows): ...

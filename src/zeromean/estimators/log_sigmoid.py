@@ -49,7 +49,7 @@ class Integral:
     seed: int = 0
 
     def __call__(self, mean: Array, variance: Array, chunk: int) -> LogSigmoid:
-        """Of the rows of a chunk, whose number goes into the seed of its samples."""
+        """The rows of a chunk, whose number goes into the seed of its samples."""
         if self.num_samples is None:
             return integrate(mean, variance)
         return sample(mean, variance, self.num_samples, [self.seed, chunk])
@@ -72,22 +72,25 @@ def integrate(mean: Array, variance: Array) -> LogSigmoid:
 
 def sample(mean: Array, variance: Array, num_samples: int, seed: int | list[int]) -> LogSigmoid:
     """By averaging over samples, in pairs ±y; the same ones each time, so that it is a function."""
-    noise = np.random.default_rng(seed).standard_normal((len(mean), (num_samples + 1) // 2))
-    # The pairs make the slope in s² finite at s = 0.
-    noise = np.concatenate([noise, -noise], axis=1)
-    std = np.sqrt(np.maximum(variance, 1e-12))
-    logits = mean[:, None] + std[:, None] * noise
-    misses = expit(-logits)
-    return LogSigmoid(
-        log_expit(logits).mean(axis=1),
-        misses.mean(axis=1),
-        (misses * (1 - misses)).mean(axis=1),
-        -(misses * noise).mean(axis=1) / std,
-    )
+    rng = np.random.default_rng(seed)
+    stds = np.sqrt(np.maximum(variance, 1e-12))
+    averages = np.empty((4, len(mean)))
+    size = max(1, ROWS_TIMES_NODES // num_samples)
+    for start in range(0, len(mean), size):
+        some = slice(start, start + size)
+        m, std = mean[some, None], stds[some, None]
+        noise = rng.standard_normal((len(m), (num_samples + 1) // 2))
+        # The pairs make the slope in s² finite at s = 0.
+        noise = np.concatenate([noise, -noise], axis=1)
+        logits = m + std * noise
+        misses = expit(-logits)
+        values = log_expit(logits), misses, misses * (1 - misses), -misses * noise / std
+        averages[:, some] = [value.mean(axis=1) for value in values]
+    return LogSigmoid(*averages)
 
 
 def higher_derivatives(mean: Array, variance: Array) -> tuple[Array, Array, Array]:
-    """Of second, third and fourth order in m."""
+    """Derivatives of second, third and fourth order in m."""
 
     def of_logits(logits: Array) -> tuple[Array, ...]:
         misses = expit(-logits)

@@ -121,9 +121,14 @@ class QuadraticModel:
     @classmethod
     def about(
         cls, term: DataTerm, posterior: WeightPosterior, at: Slopes, chosen: Indices
-    ) -> QuadraticModel:
-        """About a posterior whose features are the first of those chosen."""
+    ) -> QuadraticModel | None:
+        """About a posterior whose features are the first of those chosen.
+
+        None where the data term is flat there: the posterior classifies all rows beyond doubt.
+        """
         hessian = term.curvatures(posterior, chosen)
+        if not (hessian.corner > 0 and (at.spread[chosen] > 0).all()):
+            return None
         slope, block = at.slope[chosen], hessian.block
         centre, move = np.zeros(len(chosen)), 0.0
         if term.fit_intercept:

@@ -171,4 +171,5 @@ def told_apart(num_features: int, num_rows: float) -> bool:
 
 def varying(square: Array, mean: Array, count: float) -> NDArray[np.bool_]:
     """Features with squares about their means beyond rounding errors; the others are constant."""
-    return np.sqrt(square) > np.sqrt(count) * ROUNDING * np.abs(mean)
+    # Rounding may leave a constant less than nothing.
+    return np.sqrt(np.maximum(square, 0)) > np.sqrt(count) * ROUNDING * np.abs(mean)

@@ -86,7 +86,9 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
             # Rows that do not count: checked like others, and passed over, as `fit_chunks` does.
             self._checked(X, y, np.ones_like(np.asarray(sample_weight, dtype=float)), reset=False)
             return self
-        moments = _moments(Chunk(*self._checked(X, y, sample_weight, reset=known is None)))
+        rows = Chunk(*self._checked(X, y, sample_weight, reset=known is None))
+        _refuse_too_wide(rows.X.shape[1])
+        moments = _moments(rows)
         total = moments if known is None else known + moments
         self._fit_problem(from_moments(total, fit_intercept=self.fit_intercept))
         self._moments = total
@@ -100,7 +102,8 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         X : array-like or sparse matrix of shape (n_samples, n_features)
             Rows.
         return_std : bool, default=False
-            Whether to return the standard deviation of each target too, noise included.
+            Whether to return the standard deviation of each target too: of noise, weights and
+            intercept.
 
         Returns
         -------
@@ -118,7 +121,7 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         deviations = deviations.toarray() if sparse.issparse(deviations) else deviations
         deviations = deviations - self._centre[kept]
         variance = np.einsum("ij,ij->i", deviations @ self.covariance_, deviations)
-        return mean, np.sqrt(variance + 1 / self.noise_precision_)
+        return mean, np.sqrt(variance + self._intercept_variance + 1 / self.noise_precision_)
 
     def _fit(self, rows: Rows):
         self._moments = None
@@ -128,7 +131,7 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
                 return self._fit_problem(_wide_problem(rows.whole(), self.fit_intercept))
             moments = _moments(rows.whole())
         else:
-            moments = rows.reduce(_moments)
+            moments = rows.reduce(_streamed_moments)
         return self._fit_problem(from_moments(moments, fit_intercept=self.fit_intercept))
 
     def _fit_problem(self, problem: LeastSquares):
@@ -150,6 +153,9 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         self.relevance_[relevant] = True
         self.covariance_ = learned.covariance
         self.noise_precision_ = learned.noise_precision
+        # It has no prior, and belongs to the means of the features.
+        level = problem.count * learned.noise_precision
+        self._intercept_variance = 1 / level if self.fit_intercept else 0.0
         self.elbo_ = learned.evidence - 0.5 * problem.count * LOG_TWO_PI
         self.n_iter_ = learned.num_iterations
         self._centre = problem.mean
@@ -168,6 +174,20 @@ def _moments(rows: Chunk) -> Moments:
         assert_all_finite(rows.y, input_name="y")
         raise ValueError(TOO_LARGE)
     return moments
+
+
+def _streamed_moments(rows: Chunk) -> Moments:
+    _refuse_too_wide(rows.X.shape[1])
+    return _moments(rows)
+
+
+def _refuse_too_wide(num_features: int) -> None:
+    if num_features > MOST_CORRELATED:
+        raise ValueError(
+            "Streaming keeps the correlations of all features, so there may be up to "
+            f"{MOST_CORRELATED:,} of them, got {num_features:,}; give fit all rows in one array or "
+            "sparse matrix."
+        )
 
 
 def _wide_problem(rows: Chunk, fit_intercept: bool) -> LeastSquares:

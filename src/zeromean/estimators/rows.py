@@ -92,8 +92,12 @@ class ChunkRows:
 
     def _checked(self) -> Iterator[Chunk]:
         number = 0
-        for X, y, *rest in self.chunks() if callable(self.chunks) else self.chunks:
-            weight = rest[0] if rest else None
+        for chunk in self.chunks() if callable(self.chunks) else self.chunks:
+            if len(chunk) not in (2, 3):
+                raise ValueError(
+                    f"A chunk must be (X, y) or (X, y, sample_weight), got {len(chunk)} items."
+                )
+            X, y, weight = chunk if len(chunk) == 3 else (*chunk, None)
             if not _is_empty(X, weight):
                 yield Chunk(*self.check(X, y, weight), number)
                 number += 1
@@ -177,10 +181,15 @@ def _aligned(column: Any, X: Any) -> Any:
             f"Found input variables with inconsistent numbers of samples: wanted {X.shape[0]} "
             f"values, one for each row of X, got an array of shape {column.shape}."
         )
+    if unknown:
+        if isinstance(column, array.Array) and column.numblocks == X.numblocks[:1]:
+            return column  # Blocks of unknown length are paired, and each pair is checked.
+        raise ValueError(
+            "The blocks of X have unknown lengths: call X.compute_chunk_sizes() first, or give y "
+            "and sample_weight in the same blocks."
+        )
     if not isinstance(column, array.Array):
         return array.from_array(column, chunks=cast(Any, (rows,)))
-    if unknown and column.numblocks == X.numblocks[:1]:
-        return column  # Blocks of unknown length are paired, and each pair is checked.
     return column.rechunk(cast(Any, (rows,)))
 
 
