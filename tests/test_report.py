@@ -12,8 +12,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib import image
 
-from zeromean.report import build
+from zeromean.report import build, build_markdown
 from zeromean.report.figures import describe, plot
 from zeromean.report.formats import (
     format_number,
@@ -649,3 +650,14 @@ def test_browser_draws_every_figure_without_a_complaint(path, tmp_path, width, s
         "background": {"dark": "rgb(22, 24, 28)", "light": "rgb(253, 252, 250)"}[scheme],
         "ticks": {"dark": "rgb(162, 166, 174)", "light": "rgb(91, 96, 104)"}[scheme],
     }
+
+
+def test_markdown_has_pictures_of_every_kind_of_figure(tmp_path):
+    build_markdown(write_records(tmp_path / "records"), tmp_path / "docs" / "results.md")
+    text = (tmp_path / "docs" / "results.md").read_text("utf-8")
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert pictures
+    for picture in pictures:
+        pixels = image.imread(tmp_path / "docs" / picture)
+        assert pixels.shape[0] > 200
+        assert pixels[..., :3].std() > 0.02  # Something is drawn.

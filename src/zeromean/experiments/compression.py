@@ -84,7 +84,7 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             {
                 name.replace("_", " "): {"times": value}
                 for name, value in m[network].items()
-                if name.startswith(("batch", "file", "onnx_file", "weights"))
+                if name.startswith("batch") or name in ("file", "onnx_file", "weights")
             }
             for m in metrics
         ]

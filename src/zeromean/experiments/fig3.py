@@ -26,7 +26,9 @@ NOTES = (
     "ensemble stays where it was, and dropping the means costs nothing. The log-uniform network "
     "has the paper's 200 passes; the other two have 40, with three times its learning rate, as "
     "log α rises only as fast as the means shrink. That schedule is the third we tried for ARD: "
-    "with 30 passes, and with twice the learning rate, mean propagation had not collapsed.",
+    "with 30 passes, and with twice the learning rate, mean propagation had not collapsed. After "
+    "40 passes it is right about 44 images more than a constant class; after 60, in a run of its "
+    "own above, about none.",
     "The paper's Student-t curve is slow because its KL is estimated by one sample, whose gradient "
     "drowns in noise where α is large (see the experiment on gradient variance). Ours is exact, "
     "and at ν = 10⁻¹⁶ the prior is the log-uniform one in all but name. One sample remains to be "

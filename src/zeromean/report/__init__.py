@@ -43,15 +43,24 @@ def build(records: Path, output: Path, known: Mapping[str, str] | None = None) -
 def build_markdown(
     records: Path, output: Path, known: Mapping[str, str] | None = None, *, figures: str = ""
 ) -> Path:
-    """Write the tables of the same page, without its figures, as Markdown.
+    """Write the same as Markdown, with still pictures in the folder `images` beside it.
 
     Args:
-        figures: A sentence that says where the figures are.
+        figures: A sentence that says where figures to look closer at are.
     """
-    text = to_markdown(_sections(Path(records), known or {}), figures)
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    _write(Path(output), text)
-    return Path(output)
+    from zeromean.report import pictures
+
+    output = Path(output)
+    found = read_records(Path(records))
+    drawn = {
+        name: Path("images", f"{name}.png") for name, record in found.items() if record.figures
+    }
+    text = to_markdown(_sections(Path(records), known or {}), figures, drawn)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for name, picture in drawn.items():
+        pictures.save(found[name].figures, output.parent / picture)
+    _write(output, text)
+    return output
 
 
 def _sections(folder: Path, known: Mapping[str, str]) -> list[Section]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from zeromean.report.page import Group, Row, Section
 from zeromean.report.verdicts import RULE
 
@@ -11,8 +14,16 @@ NOT_REPRODUCED = (
 )
 
 
-def to_markdown(sections: list[Section], figures: str) -> str:
-    """A page with every claim that has been measured; `figures` says where the rest is."""
+def to_markdown(
+    sections: list[Section], figures: str, pictures: Mapping[str, Path] | None = None
+) -> str:
+    """A page with every claim that has been measured.
+
+    Args:
+        figures: A sentence that says where figures to look closer at are.
+        pictures: Files of pictures by experiment.
+    """
+    pictures = pictures or {}
     run = [part for part in sections if part.groups]
     waiting = [part for part in sections if not part.groups]
     parts = [
@@ -21,7 +32,7 @@ def to_markdown(sections: list[Section], figures: str) -> str:
         f"Tables and figures of the papers, ours beside theirs. {figures}",
         NOT_REPRODUCED,
         RULE,
-        *(_section(part) for part in run),
+        *(_section(part, pictures.get(part.name)) for part in run),
     ]
     if waiting:
         names = ", ".join(f"`{part.name}`" for part in waiting)
@@ -29,7 +40,7 @@ def to_markdown(sections: list[Section], figures: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(part: Section) -> str:
+def _section(part: Section, picture: Path | None) -> str:
     shown, *others = part.groups
     parts = [f"## {part.title}", f"{part.source}. `{part.command}`: {_facts(shown)}."]
     parts.append(_table(part.rows))
@@ -38,6 +49,9 @@ def _section(part: Section) -> str:
         if measured:
             commands = ", ".join(f"`{command}`" for command in group.commands)
             parts += [f"Also run: {commands}: {_facts(group)}.", _table(measured)]
+    if picture is not None:
+        titles = "; ".join(figure.title for figure in part.figures)
+        parts.append(f"![{titles.replace('[', '(').replace(']', ')')}]({picture.as_posix()})")
     return "\n\n".join([*parts, *part.notes])
 
 
