@@ -1,5 +1,6 @@
 """The documentation's Python blocks run, page by page, and its API pages miss no public name."""
 
+import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,15 @@ def test_api_pages_name_everything_public():
     }
     assert public == set(zm.__all__)  # What type checkers take for public.
     assert not public - documented
+
+
+def test_what_pages_refer_to_is_there():
+    for path in DOCS.rglob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE):
+            pkgutil.resolve_name(name)
+        for target in re.findall(r"!?\[[^\]]+\]\(([^)#:]+)[^):]*\)", text):
+            assert (path.parent / target).exists(), f"{path}: {target}"
 
 
 def test_pages_load_nothing_from_elsewhere():

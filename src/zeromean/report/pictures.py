@@ -21,10 +21,10 @@ DASHES = ("-", "--", ":", "-.", (0, (6, 2)))
 MARKERS = "osD^X"
 MANY = 25
 NUM_BINS = 40
-COLUMNS = 3
+COLUMNS = 2
 INCHES = 4.4, 3.3
 LETTERS = 48
-DPI = 80
+DPI = 90
 
 
 def save(figures: list[Figure], path: Path) -> Path:
