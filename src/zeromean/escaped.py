@@ -23,7 +23,7 @@ from zeromean.module_surgery import own_attributes
 def take_escaped_(model: nn.Module) -> None:
     """Let everything stored in the model be that of the last sample, as after a loop."""
     for module in model.modules():
-        for name, value in own_attributes(module).items():
+        for name, value in own_attributes(module, (Tensor, tuple, list, dict)).items():
             of_last = _of_last_sample(value)
             if of_last is not value:
                 setattr(module, name, of_last)

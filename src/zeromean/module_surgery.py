@@ -23,11 +23,10 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
             if child in replacements:
                 setattr(parent, name, replacements[child])
         # Also where a forward function finds them besides: in lists, tuples and dictionaries.
-        for name, value in own_attributes(parent).items():
-            if isinstance(value, (list, tuple, dict)):
-                replaced = _with_replaced(value, replacements)
-                if replaced is not value:
-                    setattr(parent, name, replaced)
+        for name, value in own_attributes(parent, (list, tuple, dict)).items():
+            replaced = _with_replaced(value, replacements)
+            if replaced is not value:
+                setattr(parent, name, replaced)
     # torch's fused transformer paths read the weights of their linear layers themselves.
     changed = set(replacements.values())
     fused = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -39,9 +38,13 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
     return replacements.get(model, model)
 
 
-def own_attributes(module: nn.Module) -> dict[str, Any]:
+def own_attributes(module: nn.Module, kinds: tuple[type, ...]) -> dict[str, Any]:
     """What a module's class has stored in it, apart from parameters, buffers and modules."""
-    return {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, kinds) and name not in _TORCHS_OWN
+    }
 
 
 def _with_replaced(value: Any, replacements: Mapping[Any, nn.Module]) -> Any:

@@ -201,7 +201,7 @@ def _first_chunk_size(model: nn.Module, values: tuple) -> int:
     elements = 16 * sum(tensor.numel() for tensor in tensors)
     # Or, where that is more: the widest layer at every position.
     widths = ("out_features", "out_channels", "embedding_dim", "hidden_size")
-    found = [getattr(module, name, 1) for module in model.modules() for name in widths]
+    found = [vars(module).get(name, 1) for module in model.modules() for name in widths]
     widest = max((width for width in found if isinstance(width, int)), default=1)
     positions = sum(_num_positions(tensor) for tensor in tensors)
     return max(1, _ELEMENTS_AT_ONCE // max(elements, positions * widest, 1))
@@ -239,9 +239,10 @@ def _samples_gain_together(model: nn.Module) -> bool:
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
     """Seed the generators of the model's devices inside the block, and restore them after it."""
+    seed = int(seed)  # numpy's too
     with forked_generators(model) as devices:
         # Not torch.manual_seed, which seeds generators that are not restored.
-        torch.default_generator.manual_seed(int(seed))
+        torch.default_generator.manual_seed(seed)
         for device in devices:
             if device.type == "cuda":
                 torch.cuda.default_generators[device.index].manual_seed(seed)

@@ -176,9 +176,12 @@ class Posterior(nn.Module):
 
     @property
     def _any_parameter(self) -> Tensor:
-        # The replicas of nn.DataParallel keep plain tensors, under this name.
-        replicas: dict[str, Tensor] = self.__dict__.get("_former_parameters", {})
-        return next(iter(replicas.values())) if replicas else next(self.parameters())
+        # The replicas of nn.DataParallel keep plain tensors, under the second name.
+        for tensors in (self._parameters, self.__dict__.get("_former_parameters", {})):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    return tensor
+        return next(self.parameters())
 
     @property
     def initial_bound(self) -> float:
