@@ -13,6 +13,7 @@ from torch.distributions import Categorical
 import zeromean as zm
 from zeromean import monte_carlo
 from zeromean.escaped import take_escaped_
+from zeromean.models import lenet5_caffe
 from zeromean.replay import Replay
 
 
@@ -661,6 +662,11 @@ def test_tied_layers_have_one_weight():
 def test_the_first_chunk_is_small_where_outputs_are_wide(model, inputs, elements, nested):
     size = monte_carlo._first_chunk_size(model, ([inputs],) if nested else (inputs,))
     assert size * elements <= 2 * monte_carlo._ELEMENTS_AT_ONCE
+
+
+def test_one_image_is_sampled_in_one_chunk():
+    model = lenet5_caffe(conv1=zm.Conv2d, conv2=zm.Conv2d, dense1=zm.Linear)
+    assert monte_carlo._first_chunk_size(model, (torch.zeros(1, 1, 28, 28),)) >= 20
 
 
 def test_masks_of_minus_infinity_are_inputs_like_others():

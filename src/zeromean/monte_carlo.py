@@ -199,12 +199,20 @@ def _first_chunk_size(model: nn.Module, values: tuple) -> int:
     """A careful guess, until the first chunk has told how large the noisy part is."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
     elements = 16 * sum(tensor.numel() for tensor in tensors)
-    # Or, where that is more: the widest layer at every position.
-    widths = ("out_features", "out_channels", "embedding_dim", "hidden_size")
-    found = [vars(module).get(name, 1) for module in model.modules() for name in widths]
-    widest = max((width for width in found if isinstance(width, int)), default=1)
-    positions = sum(_num_positions(tensor) for tensor in tensors)
-    return max(1, _ELEMENTS_AT_ONCE // max(elements, positions * widest, 1))
+    # Or, where that is more: the widest layer at every position. Linear sees whole images at once.
+    channels = _widest(model, "out_channels")
+    features = _widest(model, "out_features", "embedding_dim", "hidden_size")
+    widest = sum(
+        max(_num_positions(t) * channels, (len(t) if t.dim() > 3 else _num_positions(t)) * features)
+        for t in tensors
+    )
+    return max(1, _ELEMENTS_AT_ONCE // max(elements, widest, 1))
+
+
+def _widest(model: nn.Module, *names: str) -> int:
+    """The largest of these sizes in any module."""
+    found = [vars(module).get(name, 1) for module in model.modules() for name in names]
+    return max((width for width in found if isinstance(width, int)), default=1)
 
 
 def _num_positions(tensor: Tensor) -> int:
