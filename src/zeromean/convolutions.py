@@ -96,20 +96,7 @@ class _ConvNd(StochasticLayer):
         return x if channel_dim == 1 else x.unsqueeze(0)
 
     def plain_twin(self) -> nn.Module:
-        options = {"output_padding": self.output_padding} if self.transposed else {}
-        return self.torch_twin(
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-            bias=self.bias is not None,
-            padding_mode=self.padding_mode,
-            device="meta",
-            **options,
-        )
+        return self.torch_twin(**convolution_settings(self), device="meta")
 
     def forward(self, input: Tensor) -> Tensor:
         return self._draw(input, self.linear_map())
@@ -261,3 +248,11 @@ class ConvTranspose2d(_ConvNd):
                 f"shape {tuple(x.shape)}, got output_size={wanted}."
             )
         return extra
+
+
+def convolution_settings(module: Any) -> dict[str, Any]:
+    """What builds a convolution again, torch's or ours."""
+    names = ["in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"]
+    names += ["groups", "padding_mode", *(["output_padding"] if module.transposed else [])]
+    settings = {name: getattr(module, name) for name in names}
+    return {**settings, "bias": module.bias is not None}

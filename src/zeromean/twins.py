@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.convolutions import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose2d,
+    convolution_settings,
+)
 from zeromean.dropout import UnitNoise, UnitScale
 from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
 from zeromean.posteriors import Multiplicative, Posterior, PosteriorFactory, WeightLayout
@@ -178,23 +184,7 @@ def _take_over_(new: Any, old: nn.Module) -> Any:
 
 
 def _convolution_twin(layer: Callable[..., StochasticLayer]) -> Callable[..., StochasticLayer]:
-    def build(module: nn.modules.conv._ConvNd, **options: Any) -> StochasticLayer:
-        if module.transposed:
-            options["output_padding"] = module.output_padding
-        return layer(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,
-            stride=module.stride,
-            padding=module.padding,
-            dilation=module.dilation,
-            groups=module.groups,
-            bias=module.bias is not None,
-            padding_mode=module.padding_mode,
-            **options,
-        )
-
-    return build
+    return lambda module, **options: layer(**convolution_settings(module), **options)
 
 
 def _linear_twin(module: nn.Linear, **options: Any) -> Linear:
