@@ -3,19 +3,22 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DOCS_READY := $(VENV)/.docs-ready
 # The packages that we are measured against have an environment of their own.
 BENCH := .bench/venv
 BENCH_READY := $(BENCH)/.ready
 JOBS ?= 2
 
-.PHONY: demo test lint format types docs results bench bench-env clean
+.PHONY: demo test test-portable lint format types docs results bench bench-env clean
 
 demo: $(READY)
 	$(BIN)/zeromean demo
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# The numerical tests with the kernels and the number of threads of other machines.
+test-portable: $(READY)
+	$(BIN)/python tools/test_portable.py --jobs $(JOBS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,7 +31,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DOCS_READY)
+docs: $(READY)
 	$(BIN)/mkdocs build --strict
 
 # The tables of README and documentation and a page with figures, from the committed records.
@@ -45,10 +48,6 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
-
-$(DOCS_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 # For the other benchmarks too, which the documentation names.
