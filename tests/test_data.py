@@ -354,6 +354,33 @@ def test_damaged_archive_is_refused_and_leaves_nothing(small, harm):
     assert not list(small.folder.rglob(".*"))
 
 
+@pytest.mark.parametrize("kind", ["large", "sparse", "link"])
+def test_member_of_another_size_is_refused_before_it_is_written(small, kind, monkeypatch):
+    archive = small.folder / "cifar10.tar.gz"
+    original = small.contents(BATCH)
+    small.rewrite(BATCH, original + bytes(2**20))
+    with tarfile.open(archive, "w:gz") as members:
+        member = tarfile.TarInfo(BATCH)
+        if kind == "link":
+            members.add(small.folder / BATCH, "other")
+            member.type, member.linkname = tarfile.SYMTYPE, "other"
+        elif kind == "large":
+            member.size = len(original) + 2**20
+        else:  # of a terabyte, of which none is there
+            member.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1"}
+            member.pax_headers |= {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(2**40)}
+        content = (small.folder / BATCH).open("rb")
+        members.addfile(member, content if kind == "large" else None)
+        content.close()
+    (small.folder / BATCH).unlink()
+    written = []
+    monkeypatch.setattr(transfer, "whole_file", lambda path: written.append(path))
+    reason = "is not a file" if kind == "link" else rf"bytes where {len(original):,} belong"
+    with pytest.raises(ValueError, match=rf"cifar10\.tar\.gz is damaged: .*{reason}"):
+        data.load("cifar10", data_dir=small.folder)
+    assert written == []
+
+
 # Downloads ---------------------------------------------------------------------------------------
 
 
@@ -418,15 +445,15 @@ def test_missing_pooch_is_explained_with_the_extra(small, monkeypatch):
     monkeypatch.undo()
     monkeypatch.delenv("ZEROMEAN_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(FileNotFoundError, match=r"pip install 'zeromean\[experiments\]'"):
+    with pytest.raises(FileNotFoundError, match=r"pip install '\.\[experiments\]'"):
         data.load("mnist", data_dir=small.folder / "empty")
-    with pytest.raises(ImportError, match=r"ZEROMEAN_DATA.*pip install 'zeromean\[experiments\]'"):
+    with pytest.raises(ImportError, match=r"ZEROMEAN_DATA.*pip install '\.\[experiments\]'"):
         data.data_folder()
 
 
 def test_missing_scikit_learn_is_explained_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"pip install 'zeromean\[experiments\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[experiments\]'"):
         data.load("digits")
 
 
@@ -452,9 +479,17 @@ def test_unknown_names_and_splits_are_refused():
         with pytest.raises(ValueError, match="no data set 'imagenet'; there are mnist, "):
             call("imagenet")
     with pytest.raises(ValueError, match="split must be"):
-        data.load("digits", "validation")
+        data.load("digits", "dev")
     with pytest.raises(ValueError, match="notmnist has no train split, only test"):
         data.load("notmnist")
+
+
+@pytest.mark.parametrize("name", ["digits", "toy"])
+def test_validation_set_and_the_rest_are_the_training_set(name):
+    train, validation, rest = (data.load(name, split) for split in ("train", "validation", "rest"))
+    assert len(validation) == len(train) // 10
+    assert torch.equal(torch.cat([rest.images, validation.images]), train.images)
+    assert torch.equal(torch.cat([rest.labels, validation.labels]), train.labels)
 
 
 def test_names_are_the_catalogue_and_the_built_in_sets():

@@ -391,8 +391,8 @@ def rewrite_header(path, change):
 def test_newer_format_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     zm.save(stochastic(), path)
-    rewrite_header(path, lambda header: header.update(format_version=4))
-    assert_refuses(path, "has format version 4, this zeromean reads up to 3; upgrade zeromean")
+    rewrite_header(path, lambda header: header.update(format_version=5))
+    assert_refuses(path, "has format version 5, this zeromean reads up to 4; upgrade zeromean")
 
 
 def test_masks_are_saved_and_only_files_with_masks_need_the_newer_format(tmp_path):
@@ -523,3 +523,133 @@ def test_a_prior_with_a_numpy_number_is_saved(tmp_path):
     model = stochastic(prior=zm.Normal(scale=np.float32(0.5)))
     loaded = round_trip(model, plain(), tmp_path / "m.safetensors")
     assert next(iter(zm.stochastic_layers(loaded).values())).prior.scale == 0.5
+
+
+# Ties by hand.
+
+
+def tied_by_hand(*names, posterior=zm.Multiplicative, deep=3):
+    """A chain of layers of one size whose posteriors share some of their parameters."""
+    model = nn.Sequential(*(zm.Linear(4, 4, posterior=posterior) for _ in range(deep)))
+    for name in names:
+        for layer in model[1:]:
+            setattr(layer if name == "bias" else layer.weight, name, name_of(model[0], name))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def name_of(layer, name):
+    return layer.bias if name == "bias" else getattr(layer.weight, name)
+
+
+def plain_chain(deep=3):
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(deep)))
+
+
+def meta_chain():
+    with torch.device("meta"):
+        return plain_chain()
+
+
+TIES = [
+    (("log_alpha",), zm.Multiplicative),
+    (("log_alpha",), partial(zm.Multiplicative, share="neuron")),
+    (("mean",), zm.Additive),
+    (("log_variance", "bias"), zm.Additive),
+    (("scale",), zm.ZeroMean),
+]
+
+
+@pytest.mark.parametrize(("names", "posterior"), TIES)
+@pytest.mark.parametrize("skeleton", [plain_chain, meta_chain, lambda: tied_by_hand()])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: model])
+def test_parameters_tied_by_hand_stay_one(names, posterior, skeleton, copied, tmp_path):
+    model = copied(tied_by_hand(*names, posterior=posterior))
+    loaded = copied(round_trip(model, skeleton(), tmp_path / "m.safetensors"))
+    assert_same(loaded, model, torch.randn(5, 4))
+    assert len(list(loaded.parameters())) == len(list(model.parameters()))
+    # Training goes on as it would have without the file.
+    for network in (model, loaded):
+        torch.manual_seed(3)
+        optimizer = torch.optim.Adam(zm.parameter_groups(network, lr=0.1))
+        for _ in range(2):
+            loss = network(torch.ones(3, 4)).square().mean() + 0.01 * zm.kl_divergence(network)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert_same(loaded, model, torch.randn(5, 4))
+    for name in names:
+        assert all(name_of(layer, name) is name_of(loaded[0], name) for layer in loaded)
+
+
+def test_only_files_with_parameters_tied_by_hand_need_the_newer_format(tmp_path):
+    versions = []
+    for names in ((), ("bias",), ("log_alpha",)):
+        zm.save(tied_by_hand(*names), tmp_path / "m.safetensors")
+        with safe_open(tmp_path / "m.safetensors", framework="pt") as file:
+            versions.append(json.loads(file.metadata()["zeromean"])["format_version"])
+    assert versions == [1, 1, 4]
+
+
+def test_files_without_a_word_on_ties_are_tied_by_their_aliases(tmp_path):
+    """Files of version 0.1.0 name the aliases, but nothing else."""
+    path = tmp_path / "m.safetensors"
+    zm.save(tied_by_hand("log_alpha"), path)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["zeromean"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    del header["shared_posteriors"]
+    header["format_version"] = 1
+    save_file(tensors, path, metadata={"zeromean": json.dumps(header)})
+    loaded = zm.load(path, plain_chain())
+    assert loaded[2].weight.log_alpha is loaded[0].weight.log_alpha
+
+
+class TwoReaders(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.LSTM(4, 4), nn.LSTM(4, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x)[0])[0]
+
+
+def test_recurrent_posteriors_that_are_shared_are_shared_again(tmp_path):
+    model = TwoReaders()
+    zm.make_stochastic_(model, posterior=zm.Additive)
+    model.second.weight_ih_l0 = model.first.weight_ih_l0
+    model.second.weight_hh_l0.log_variance = model.first.weight_hh_l0.log_variance
+    loaded = round_trip(model, TwoReaders(), tmp_path / "m.safetensors")
+    assert loaded.second.weight_ih_l0 is loaded.first.weight_ih_l0
+    assert loaded.second.weight_hh_l0.log_variance is loaded.first.weight_hh_l0.log_variance
+    assert loaded.second.weight_hh_l0 is not loaded.first.weight_hh_l0
+    torch.testing.assert_close(zm.kl_divergence(loaded), zm.kl_divergence(model))
+    assert loaded(torch.ones(2, 3, 4)).shape == (2, 3, 4)
+
+
+def test_ties_that_the_file_does_not_have_are_refused(tmp_path):
+    untied = TiedTokens()
+    untied.decoder.weight = nn.Parameter(torch.randn(6, 4))
+    zm.save(untied, tmp_path / "m.safetensors")
+    with pytest.raises(ValueError, match=r"one parameter for embedding\.weight and"):
+        zm.load(tmp_path / "m.safetensors", TiedTokens())
+
+
+def test_means_tied_by_hand_are_one_plain_weight():
+    model = tied_by_hand("mean", posterior=zm.Additive)
+    plain = zm.to_deterministic(model)
+    assert plain[1].weight is plain[0].weight
+    assert len(list(plain.parameters())) == 1 + 3
+    x = torch.randn(5, 4)
+    with zm.sampling(model, zm.mean):
+        torch.testing.assert_close(plain(x), model(x))
+    # Drawn weights are each their own, and so are those with masks of their own.
+    drawn = zm.to_deterministic(model, "sample")
+    assert not torch.equal(drawn[0].weight, drawn[1].weight)
+    model[1].weight.mask = torch.rand(4, 4) < 0.5
+    plain = zm.to_deterministic(model)
+    assert plain[1].weight is not plain[0].weight
+    with zm.sampling(model, zm.mean):
+        torch.testing.assert_close(plain(x), model(x))

@@ -22,20 +22,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean.compression import sparse_coding
+from zeromean.arguments import require_model
+from zeromean.compression import sparse_coding, tensor_codes
+from zeromean.compression.analysis import run_example
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.blueprint import build, describe
 from zeromean.compression.sizes import size_in_memory
 from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
+from zeromean.extras import how_to_install
 from zeromean.module_surgery import copy_with_masks, replace_modules_
-from zeromean.serialization import read_safetensors, write_safetensors
+from zeromean.serialization import (
+    damaged_header,
+    parse_header,
+    read_safetensors,
+    safetensors_bytes,
+    write_safetensors,
+)
 from zeromean.stochastic import stochastic_modules
 from zeromean.whole_file import whole_file
 
-FORMAT_VERSION = 1
+# 1: the first. 2: weights can be written in bits.
+FORMAT_VERSION = 2
 
 _HEADER = "zeromean.compressed"
-_VALUES, _STEPS = ".values", ".steps"
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,10 @@ def save_compressed(
 ) -> SavedFile:
     """Write a compressed model, architecture and all, to a safetensors file.
 
-    Sparse weights are written as their values and about a byte for the place of each.
+    Sparse weights are written as their values and about a byte for the place of each. Weights that
+    are whole multiples of a step, as `zm.quantize_` leaves them, or that have few values, are
+    written in bits: those of the multiples, and a step for each tensor or neuron. They come back as
+    they were; within two roundings, where a BatchNorm has been taken into rounded weights.
 
     Args:
         model: What `zm.compress` returned, or torch's usual layers in nn.Sequential.
@@ -76,36 +88,60 @@ def save_compressed(
         original: The network before compression, for comparison of the sizes: what its weights
             (one number each, stochastic or not), biases and buffers take in its own precision.
     """
-    blueprint, tensors = describe(model)
-    sparse = {name: list(t.shape) for name, t in tensors.items() if sparse_coding.pays(t)}
-    stored: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if name in sparse:
-            stored[name + _VALUES], stored[name + _STEPS] = sparse_coding.encode(tensor)
-        else:
-            stored[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-    header = {"format_version": FORMAT_VERSION, "model": blueprint, "sparse": sparse}
-    write_safetensors(path, stored, {_HEADER: json.dumps(header, separators=(",", ":"))})
+    require_model(model)
+    if original is not None:
+        require_model(original, "original")
+    stored, metadata = _contents(model)
+    write_safetensors(path, stored, metadata)
     return _saved(path, original)
+
+
+def compressed_size(model: nn.Module) -> int:
+    """Bytes of the file that `save_compressed` would write."""
+    stored, metadata = _contents(model)
+    return len(safetensors_bytes(stored, metadata))
+
+
+def _contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a model's file."""
+    blueprint, tensors = describe(model)
+    stored: dict[str, Tensor] = {}
+    sparse: dict[str, list[int]] = {}
+    in_bits: dict[str, list[int]] = {}
+    for name, tensor in tensors.items():
+        code = tensor_codes.encode(tensor)
+        for ending, part in code.parts.items():
+            stored[name + ending] = part.clone(memory_format=torch.contiguous_format)
+        if tensor_codes.VALUES in code.parts:
+            sparse[name] = list(tensor.shape)
+        elif tensor_codes.BITS in code.parts:
+            in_bits[name] = list(tensor.shape)
+    # Older versions read what has nothing in bits.
+    header = {"format_version": 2 if in_bits else 1, "model": blueprint, "sparse": sparse}
+    header |= {"bits": in_bits} if in_bits else {}
+    return stored, {_HEADER: json.dumps(header, separators=(",", ":"))}
 
 
 def load_compressed(path: str | os.PathLike[str]) -> nn.Module:
     """The model that `save_compressed` wrote: in eval mode, without gradients."""
     text, stored = read_safetensors(path, _HEADER, "export.save_compressed")
+    header = parse_header(text, path, FORMAT_VERSION)
     try:
-        header = json.loads(text)
-        version = header["format_version"]
-        if version <= FORMAT_VERSION:
-            for name, shape in header["sparse"].items():
-                values, steps = stored.pop(name + _VALUES), stored.pop(name + _STEPS)
-                stored[name] = sparse_coding.decode(values, steps, torch.Size(shape))
-            return build(header["model"], stored).eval().requires_grad_(False)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
-    raise ValueError(
-        f"{path} has format version {version}, this zeromean reads up to {FORMAT_VERSION}; "
-        "upgrade zeromean."
-    )
+        shapes = {name: torch.Size(shape) for name, shape in header["sparse"].items()}
+        # Before anything is made of such a shape.
+        num_steps = sum(stored[name + tensor_codes.STEPS].numel() for name in shapes)
+        sparse_coding.require_plausible(shapes.values(), num_steps)
+        sparse_coding.require_plausible([t.shape for t in stored.values() if not t.numel()], 0)
+        for name, shape in shapes.items():
+            values = stored.pop(name + tensor_codes.VALUES)
+            steps = stored.pop(name + tensor_codes.STEPS)
+            stored[name] = sparse_coding.decode(values, steps, shape)
+        for name, shape in header.get("bits", {}).items():
+            bits = stored.pop(name + tensor_codes.BITS)
+            stored[name] = tensor_codes.decode_bits(bits, torch.Size(shape))
+        return build(header["model"], stored).eval().requires_grad_(False)
+    except Exception as error:  # What a header can say wrong ends in errors of every kind.
+        raise damaged_header(path, error) from error
 
 
 def save_onnx(
@@ -126,8 +162,12 @@ def save_onnx(
         example_inputs: Inputs of the right shape and type, with at least two objects.
         original: As for `save_compressed`.
     """
+    require_model(model)
+    if original is not None:
+        require_model(original, "original")
     onnx = _require_onnx()
     arguments = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    run_example(model, arguments)
     with whole_file(path) as temporary:
         onnx.save_model(_onnx_program(_dense_twin(model), arguments), temporary)
     return _saved(path, original)
@@ -198,6 +238,6 @@ def _require_onnx() -> Any:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "ONNX files need onnx and onnxscript; run: pip install 'zeromean[export]'"
+            how_to_install("ONNX files need onnx and onnxscript", "export")
         ) from error
     return onnx

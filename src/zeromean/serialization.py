@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
+import zlib
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zeromean.arguments import require_model
 from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.extras import how_to_install
 from zeromean.layers import Embedding, Linear, StochasticLayer
 from zeromean.module_surgery import replace_modules_
 from zeromean.monte_carlo import forked_generators
@@ -33,9 +37,11 @@ from zeromean.twins import plain_layer, plain_recurrent, recurrent_twin, stochas
 from zeromean.whole_file import whole_file
 
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
-FORMAT_VERSION = 3
+# 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
+FORMAT_VERSION = 4
 
 _HEADER = "zeromean"
+_CHECKSUM, _CRC = "checksum", "crc32:"  # Files of 0.1.0 have none.
 _LAYERS = {
     cls.__name__: cls for cls in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
 }
@@ -47,13 +53,18 @@ _PRIORS = {cls.__name__: cls for cls in (LogUniform, StudentT, ARD, Normal)}
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a model's parameters, buffers and stochastic settings to a safetensors file.
 
+    What is shared is written once, and is shared again after `load`: whole posteriors, and single
+    parameters that were tied by hand, such as one log α of several layers.
+
     The file appears under its name only when it is complete.
     """
+    require_model(model)
     tensors, aliases = _without_aliases(model.state_dict())
     header = {
         "format_version": _oldest_reader(model),
         "aliases": aliases,
         "layers": _describe_layers(model),
+        "shared_posteriors": _shared_posteriors(model),
     }
     write_safetensors(path, tensors, {_HEADER: json.dumps(header)})
 
@@ -62,31 +73,83 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """A copy of the model with the parameters and the stochastic layers of a saved one.
 
     As with `load_state_dict`, device and dtype are those of the given model, but those of the file
-    where that one is on the meta device. The global generator is not touched.
+    where that one is on the meta device. The global generator is not touched. Parameters that were
+    one when the file was saved are one again.
 
     Args:
         path: A file that `zm.save` wrote.
         model: A model of the same architecture: the plain one, or the stochastic one. It is left
             as it is.
     """
+    require_model(model)
     text, tensors = read_safetensors(path, _HEADER, "zm.save")
     model = copy.deepcopy(model)
+    header = parse_header(text, path, FORMAT_VERSION)
     try:
-        header = json.loads(text)
-        _require_readable(header["format_version"], path)
         aliases = {name: tensors[target] for name, target in header["aliases"].items()}
         with forked_generators(model):  # New layers draw initial values.
             model = _rebuild_layers_(model, header["layers"], path)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} has a damaged header ({error!r}); save it again.") from error
+        _share_posteriors_(model, header.get("shared_posteriors", {}))
+        _tie_(model, header["aliases"])
+    except _OtherModelError:
+        raise
+    except Exception as error:  # What a header can say wrong ends in errors of every kind.
+        raise damaged_header(path, error) from error
     # A model on the meta device has nothing to copy into.
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     state = {**tensors, **aliases}
+    _refuse_other_ties(model, state, path)
     try:
         model.load_state_dict(_tied_as_in(model, state) if on_meta else state, assign=on_meta)
     except RuntimeError as error:
         raise ValueError(f"{path} holds a model of another architecture: {error}") from error
     return model
+
+
+def _shared_posteriors(model: nn.Module) -> dict[str, str]:
+    """Further names of posteriors, and the first one of each."""
+    first: dict[Posterior, str] = {}
+    shared: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Posterior) and first.setdefault(module, name) != name:
+            shared[name] = first[module]
+    return shared
+
+
+def _share_posteriors_(model: nn.Module, shared: dict[str, str]) -> None:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, other in shared.items():
+        owner, _, attribute = name.rpartition(".")
+        posterior = modules.get(other)
+        # What is missing, load_state_dict will name.
+        if owner in modules and isinstance(posterior, Posterior):
+            modules[owner].add_module(attribute, posterior)
+
+
+def _tie_(model: nn.Module, aliases: dict[str, str]) -> None:
+    """Let names that stood for one tensor in the saved model stand for one again."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, other in aliases.items():
+        (owner, _, attribute), (target, _, original) = (n.rpartition(".") for n in (name, other))
+        if owner not in modules or target not in modules:
+            continue  # load_state_dict will name it.
+        for kind in ("_parameters", "_buffers"):
+            mine, theirs = (getattr(modules[module], kind) for module in (owner, target))
+            if mine.get(attribute) is not None and theirs.get(original) is not None:
+                mine[attribute] = theirs[original]
+
+
+def _refuse_other_ties(model: nn.Module, state: dict[str, Tensor], path: Any) -> None:
+    """Refuse one parameter for names that have different values: the last would win."""
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(parameter, name)
+        if name in state and other in state and not torch.equal(state[name], state[other]):
+            raise ValueError(
+                f"The model has one parameter for {other} and {name}, but {path} holds different "
+                "values for them; build the architecture that was saved, with nothing tied that "
+                "was not."
+            )
 
 
 def _tied_as_in(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -108,11 +171,22 @@ def write_safetensors(
 ) -> None:
     """Write a file that appears under its name only when it is complete."""
     safetensors = _safetensors()
+    metadata = {**metadata, _CHECKSUM: _checksum(metadata, tensors)}
     with whole_file(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        safetensors.torch.save_file(tensors, temporary, metadata=metadata)
-        temporary.chmod(mode)  # safetensors lets only the owner read.
+        try:
+            safetensors.torch.save_file(tensors, temporary, metadata=metadata)
+        except safetensors.SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            code = int(number[1])
+            raise OSError(code, f"{path} could not be written: {os.strerror(code)}") from error
+
+
+def safetensors_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """What `write_safetensors` writes."""
+    metadata = {**metadata, _CHECKSUM: _checksum(metadata, tensors)}
+    return _safetensors().torch.save(tensors, metadata=metadata)
 
 
 def read_safetensors(
@@ -133,7 +207,54 @@ def read_safetensors(
         ) from error
     if header not in metadata:
         raise ValueError(f"{path} is a safetensors file, but not one that {writer} wrote.")
+    # Also under another name, as which a damage would hide it.
+    found = {k: v for k, v in metadata.items() if k == _CHECKSUM or v.startswith(_CRC)}
+    others = {k: v for k, v in metadata.items() if k not in found}
+    if found and found != {_CHECKSUM: _checksum(others, tensors)}:
+        raise ValueError(
+            f"{path} has changed since it was written: its checksum does not fit; save it again, "
+            "or copy it again from where it is sound."
+        )
     return metadata[header], tensors
+
+
+def parse_header(text: str, path: str | os.PathLike[str], newest: int) -> dict[str, Any]:
+    """The header of a file, of a format that this version reads."""
+    try:
+        header = json.loads(text)
+        version = header["format_version"]
+        if not isinstance(version, int):
+            raise TypeError(f"format_version is {version!r}")
+    except Exception as error:
+        raise damaged_header(path, error) from error
+    if version > newest:
+        raise ValueError(
+            f"{path} has format version {version}, this zeromean reads up to {newest}; "
+            "upgrade zeromean."
+        )
+    return header
+
+
+def damaged_header(path: str | os.PathLike[str], error: Exception) -> ValueError:
+    """What to raise where a header leads to an error."""
+    reason = " ".join(repr(error).split())
+    reason = reason if len(reason) <= 200 else f"{reason[:197]}..."
+    return ValueError(f"{path} has a damaged header ({reason}); save it again.")
+
+
+class _OtherModelError(ValueError):
+    """A file and the model that it is to fill are of different architectures."""
+
+
+def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    """CRC-32 of everything in a file: of bits that change by accident, one in 2³² goes unseen."""
+    value = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        entry = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
+        value = zlib.crc32(entry.encode(), value)
+        content: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        value = zlib.crc32(content, value)
+    return f"{_CRC}{value:08x}"
 
 
 def _without_aliases(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -234,7 +355,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
         elif isinstance(found, RecurrentLayer):
             module = plain_recurrent(name, found, "sample", drawn)
         if found is None or type(module) is not getattr(nn, settings["layer"]):
-            raise ValueError(
+            raise _OtherModelError(
                 f"{path} needs a {settings['layer']} at {name!r}, but the model has "
                 f"{'nothing' if found is None else type(found).__name__} there; build the "
                 "architecture that was saved."
@@ -270,18 +391,15 @@ def _prior(settings: dict[str, Any] | None) -> Prior | None:
 
 def _oldest_reader(model: nn.Module) -> int:
     """The oldest version that can read the file of a model."""
+    owners: dict[nn.Parameter, Posterior] = {}
+    for module in model.modules():
+        if isinstance(module, Posterior):
+            if any(owners.setdefault(p, module) is not module for p in module.parameters()):
+                return 4
     if any(isinstance(m, RecurrentLayer) for m in model.modules()):
         return 3
     masked = any(isinstance(m, Posterior) and m.mask is not None for m in model.modules())
     return 2 if masked else 1
-
-
-def _require_readable(version: int, path: Any) -> None:
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {version}, this zeromean reads up to {FORMAT_VERSION}; "
-            "upgrade zeromean."
-        )
 
 
 def _safetensors() -> Any:
@@ -289,7 +407,5 @@ def _safetensors() -> Any:
         import safetensors
         import safetensors.torch
     except ImportError as error:
-        raise ImportError(
-            "Files of models need safetensors; run: pip install 'zeromean[io]'"
-        ) from error
+        raise ImportError(how_to_install("Files of models need safetensors", "io")) from error
     return safetensors

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from zeromean.compression.constants import units
 from zeromean.compression.flattening import recognise_flattening_
@@ -16,7 +19,7 @@ from zeromean.compression.needs import Needs, needed
 from zeromean.compression.tracing import record_shapes_, trace
 from zeromean.monte_carlo import Inputs, as_arguments
 from zeromean.samplers import mean
-from zeromean.sampling import sampling
+from zeromean.sampling import restored_modes, sampling
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,22 @@ class Analysis:
     network: fx.GraphModule
     units: dict[fx.Node, Units]
     needs: Needs
+
+
+def run_example(model: nn.Module, example_inputs: Inputs) -> Any:
+    """What the model puts out for an example, with its means; ValueError where that fails."""
+    args, kwargs = as_arguments(example_inputs)
+    # A model may write into what it is given.
+    args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+    try:
+        with torch.no_grad(), restored_modes(model), sampling(model.eval(), mean):
+            return model(*args, **kwargs)
+    except Exception as error:
+        raise ValueError(
+            f"The model does not run on example_inputs ({type(error).__name__}: {error}); pass "
+            "what model(…) takes: a tensor, a tuple of positional or a mapping of keyword "
+            "arguments."
+        ) from error
 
 
 def graph_of(model: nn.Module, example_inputs: Inputs | None) -> fx.GraphModule:

@@ -150,6 +150,8 @@ def _build_layer(kind: str, arguments: dict[str, Any], tensors: Tensors) -> nn.M
         return UnitScale(tensors["scale"])
     arguments = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments.items()}
     noise, sampler = arguments.pop("noise", None), arguments.pop("sampler", None)
+    if arguments.get("num_layers", 0) > len(tensors):  # It would build them before it compares.
+        raise ValueError(f"got {len(tensors)} tensors for {arguments['num_layers']} layers")
     plain = {"SparseLinear": nn.Linear, "SparseConv2d": nn.Conv2d}
     with torch.device("meta"):
         if kind in _VARIANCE_LAYERS:

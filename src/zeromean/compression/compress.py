@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from zeromean.compression.analysis import analyse, graph_of
+from zeromean.arguments import require_model
+from zeromean.compression.analysis import analyse, graph_of, run_example
 from zeromean.compression.chains import choose_layers_, join_chains_, sparse_twin
 from zeromean.compression.graph import layer_of
 from zeromean.compression.removal import remove_units_
@@ -21,8 +22,6 @@ from zeromean.dropout import UnitNoise
 from zeromean.module_surgery import copy_with_masks, replace_modules_
 from zeromean.monte_carlo import Inputs, as_arguments
 from zeromean.posteriors import Posterior
-from zeromean.samplers import mean
-from zeromean.sampling import restored_modes, sampling
 from zeromean.sparsity import sparsity
 from zeromean.stochastic import stochastic_modules
 
@@ -51,7 +50,9 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
             too. Their shapes tell what a forward function leaves open. Optional arguments of
             forward that are not given here keep their defaults.
     """
+    require_model(model)
     _refuse_unpruned(model)
+    expected = None if example_inputs is None else run_example(model, example_inputs)
     plain = plain_copy(model)
     try:
         network = graph_of(plain, example_inputs)
@@ -70,7 +71,7 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
         compressed = _simplest(network, by_keyword=isinstance(example_inputs, Mapping))
     compressed = compressed.eval().requires_grad_(False)
     if example_inputs is not None:
-        _compare(model, compressed, example_inputs)
+        _compare(model, compressed, example_inputs, expected)
     return compressed
 
 
@@ -156,13 +157,11 @@ def _is_chain(graph: fx.Graph) -> bool:
     return end.args == (source,)
 
 
-def _compare(model: nn.Module, compressed: nn.Module, inputs: Inputs) -> None:
+def _compare(model: nn.Module, compressed: nn.Module, inputs: Inputs, expected: Any) -> None:
     """Raise unless both predict the same; not where a variance layer draws."""
     if stochastic_modules(compressed):
         return
     args, kwargs = as_arguments(inputs)
-    with restored_modes(model), sampling(model.eval(), mean):
-        expected = model(*args, **kwargs)
     try:
         outputs = compressed(*args, **kwargs)
         rounding = 16 * _precision(model)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from zeromean.compression import sparse_coding
-from zeromean.compression.analysis import Analysis, analyse, graph_of
+from zeromean.arguments import require_model
+from zeromean.compression import tensor_codes
+from zeromean.compression.analysis import Analysis, analyse, graph_of, run_example
 from zeromean.compression.batch_last import BatchLast
 from zeromean.compression.blueprint import stored_tensors
 from zeromean.compression.compress import plain_copy
@@ -112,6 +113,10 @@ def compression_report(
         compressed: What `zm.compress` returned for it, or `export.load_compressed`.
         example_inputs: Those that `zm.compress` got, if it got any.
     """
+    require_model(model)
+    require_model(compressed, "compressed")
+    if example_inputs is not None:
+        run_example(model, example_inputs)
     layers = {name: module for name, module in model.named_modules() if _is_layer(module)}
     # What is not in a layer: positions to add to embeddings, say.
     in_leaves = {id(p) for m in model.modules() if is_leaf(m) for p in m.parameters()}
@@ -233,7 +238,7 @@ def _parameter_row(name: str, parameter: Tensor, read: bool) -> CompressedLayer:
     if not read:
         return CompressedLayer(name, (), None, 0.0, "none", parameter.nbytes, 0, "never read")
     left = float(parameter.count_nonzero()) / parameter.numel() if parameter.numel() else 1.0
-    size = sparse_coding.size(parameter)
+    size = tensor_codes.size(parameter)
     return CompressedLayer(name, (), (), left, "dense", parameter.nbytes, size, "as it was")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from zeromean.compression import sparse_coding
+from zeromean.compression import tensor_codes
 from zeromean.compression.blueprint import stored_tensors
 from zeromean.posteriors import Posterior
 
@@ -22,4 +22,4 @@ def size_in_file(model: nn.Module) -> int:
     """Bytes of the tensors in a file that `export.save_compressed` writes."""
     modules = [m for m in model.modules() if not isinstance(m, Posterior)]
     tensors = [tensor for module in modules for tensor in stored_tensors(module).values()]
-    return sum(map(sparse_coding.size, tensors))
+    return sum(map(tensor_codes.size, tensors))

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zeromean.arguments import require_integer, shown
+
 
 def crop_and_flip(
     images: Tensor, padding: int = 4, generator: torch.Generator | None = None
@@ -17,12 +19,18 @@ def crop_and_flip(
         padding: Zeros put around an image before a window of its own size is cut out.
         generator: Where the random numbers come from; None for torch's global generator.
     """
+    if not isinstance(images, Tensor):
+        raise TypeError(f"crop_and_flip needs a tensor of images, got {shown(images)}.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {shown(generator)}; use "
+            "torch.Generator().manual_seed(0)."
+        )
     if images.dim() != 4:
         raise ValueError(
             f"crop_and_flip needs images of shape (N, C, H, W), got {tuple(images.shape)}."
         )
-    if padding < 0:
-        raise ValueError(f"padding must not be negative, got {padding}.")
+    padding = require_integer("padding", padding, at_least=0)
     num_images, _, height, width = images.shape
     source = images.device if generator is None else generator.device
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zeromean.arguments import require_integer, shown
 from zeromean.data.image_set import ImageSet
 
 
@@ -44,13 +45,16 @@ class Batches:
         drop_last: bool = False,
         augment: Augmentation | None = None,
     ):
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-        if seed < 0:
-            raise ValueError(f"seed must not be negative, got {seed}.")
+        if not isinstance(data, ImageSet):
+            raise TypeError(
+                f"data must be an ImageSet, got {shown(data)}; build one: "
+                "ImageSet(images, labels, num_classes)."
+            )
+        if augment is not None and not callable(augment):
+            raise TypeError(f"augment must be a function, got {shown(augment)}.")
         self.data = data
-        self.batch_size = batch_size
-        self.seed = seed
+        self.batch_size = require_integer("batch_size", batch_size, at_least=1)
+        self.seed = require_integer("seed", seed, at_least=0)
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.augment = augment
@@ -58,9 +62,7 @@ class Batches:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration gives."""
-        if epoch < 0:
-            raise ValueError(f"epoch must not be negative, got {epoch}.")
-        self.epoch = epoch
+        self.epoch = require_integer("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.data), self.batch_size)

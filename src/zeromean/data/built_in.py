@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zeromean.arguments import require_integer, shown
 from zeromean.data.image_set import ImageSet
+from zeromean.extras import how_to_install
 
 TOY_CENTRES = ((3.0, 3.0), (3.0, 10.0), (10.0, 3.0), (10.0, 10.0))
 
@@ -14,8 +16,12 @@ def toy_points(
     num_per_class: int = 500, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Points `(n, 2)` around the four centres of Figure 1, with unit covariance; their classes."""
-    if num_per_class < 1:
-        raise ValueError(f"num_per_class must be at least 1, got {num_per_class}.")
+    num_per_class = require_integer("num_per_class", num_per_class, at_least=1)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {shown(generator)}; use "
+            "torch.Generator().manual_seed(0)."
+        )
     labels = torch.arange(len(TOY_CENTRES)).repeat_interleave(num_per_class)
     noise = torch.randn(len(labels), 2, generator=generator)
     return torch.tensor(TOY_CENTRES)[labels] + noise, labels
@@ -33,7 +39,7 @@ def load_digits(split: str) -> ImageSet:
         from sklearn import datasets, model_selection
     except ImportError as error:
         raise ImportError(
-            "The digits come with scikit-learn; run: pip install 'zeromean[experiments]'"
+            how_to_install("The digits come with scikit-learn", "experiments")
         ) from error
     pixels, classes = datasets.load_digits(return_X_y=True)
     images = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8)

@@ -49,16 +49,27 @@ def read_checked(file: DataFile, path: Path) -> Contents:
     return contents
 
 
+def contents_size(file: DataFile) -> int:
+    """How many bytes belong into a file, before gzip."""
+    return _header_size(file) + prod(_shape(file))
+
+
+def _shape(file: DataFile) -> tuple[int, ...]:
+    if file.holds == "records":
+        return file.count, file.label_bytes + prod(_CIFAR_SHAPE)
+    return (file.count, *_IDX_SHAPE) if file.holds == "images" else (file.count,)
+
+
+def _header_size(file: DataFile) -> int:
+    return 0 if file.holds == "records" else 4 * (1 + len(_shape(file)))
+
+
 def _read(file: DataFile, stream: BinaryIO) -> bytes:
     """The whole file, refused as early as its header or its size shows that it is another."""
-    header = b""
-    if file.holds == "records":
-        size = file.count * (file.label_bytes + prod(_CIFAR_SHAPE))
-    else:
-        shape = (file.count, *_IDX_SHAPE) if file.holds == "images" else (file.count,)
-        header = stream.read(4 * (1 + len(shape)))
+    shape, header = _shape(file), stream.read(_header_size(file))
+    if file.holds != "records":
         _check_header(file, np.frombuffer(header[: len(header) // 4 * 4], ">u4").tolist(), shape)
-        size = prod(shape)
+    size = prod(shape)
     body = stream.read(size)
     if len(body) < size:
         raise ValueError(f"it is cut short: {len(body):,} bytes of data instead of {size:,}")

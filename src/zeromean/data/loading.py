@@ -10,14 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from zeromean.arguments import shown
 from zeromean.data.built_in import BUILT_IN
 from zeromean.data.catalogue import CATALOGUE, DataFile, FileSet
 from zeromean.data.files import Contents, read_checked
 from zeromean.data.image_set import ImageSet
 from zeromean.data.transfer import absent, provide
+from zeromean.extras import how_to_install
 
 NAMES = ("mnist", "fashion-mnist", "notmnist", "cifar10", "cifar100", "digits", "toy")
 FOLDER_VARIABLE = "ZEROMEAN_DATA"
+# Choices are made on these, so that the test set is read once. A tenth of a smaller set.
+VALIDATION_SIZE = 5000
 
 
 class FileStatus(NamedTuple):
@@ -35,15 +39,24 @@ def load(name: str, split: str = "train", *, data_dir: Path | str | None = None)
 
     Args:
         name: One of `NAMES`.
-        split: "train" or "test".
+        split: "train" or "test"; or, of the training set, "validation" (its last 5,000 examples, of
+            smaller sets the last tenth) and "rest" (all the others), to choose settings with.
         data_dir: The data folder; see `data_folder`.
     """
+    if isinstance(split, str) and split in ("validation", "rest"):
+        return _part_of_training_set(load(name, "train", data_dir=data_dir), split)
     files = _files(name, split)
     if name in BUILT_IN:
         return BUILT_IN[name](split)
     folder = data_folder(data_dir)
     _bring(name, files, folder)
     return _assemble(CATALOGUE[name], [_read(file, folder / file.path) for file in files])
+
+
+def _part_of_training_set(train: ImageSet, split: str) -> ImageSet:
+    border = len(train) - min(VALIDATION_SIZE, len(train) // 10)
+    chosen = slice(border, None) if split == "validation" else slice(border)
+    return ImageSet(train.images[chosen], train.labels[chosen], train.num_classes)
 
 
 def verify(name: str, data_dir: Path | str | None = None) -> list[FileStatus]:
@@ -68,6 +81,8 @@ def how_to_provide(name: str, data_dir: Path | str | None = None) -> str:
 
 def data_folder(data_dir: Path | str | None = None) -> Path:
     """The argument, else the environment variable ZEROMEAN_DATA, else the platform's cache."""
+    if not isinstance(data_dir, str | os.PathLike | None):
+        raise TypeError(f"data_dir must be the path of a folder, got {shown(data_dir)}.")
     chosen = data_dir or os.environ.get(FOLDER_VARIABLE)
     if chosen:
         try:
@@ -78,23 +93,28 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
         import pooch
     except ImportError as error:
         raise ImportError(
-            f"Without a data folder (--data-dir, or the environment variable {FOLDER_VARIABLE}) "
-            "pooch is needed to find one; run: pip install 'zeromean[experiments]'"
+            how_to_install(
+                "Without a data folder (--data-dir, or the environment variable "
+                f"{FOLDER_VARIABLE}) pooch is needed to find one",
+                "experiments",
+            )
         ) from error
     return Path(pooch.os_cache("zeromean")).expanduser()
 
 
 def _all_files(name: str) -> tuple[DataFile, ...]:
-    if name not in NAMES:
-        raise ValueError(f"There is no data set {name!r}; there are {', '.join(NAMES)}.")
+    if not isinstance(name, str) or name not in NAMES:
+        raise ValueError(f"There is no data set {shown(name)}; there are {', '.join(NAMES)}.")
     return () if name in BUILT_IN else CATALOGUE[name].files
 
 
 def _files(name: str, split: str) -> tuple[DataFile, ...]:
     """The files of a split, once the name and the split are known to exist."""
     _all_files(name)
-    if split not in ("train", "test"):
-        raise ValueError(f'split must be "train" or "test", got {split!r}.')
+    if not isinstance(split, str) or split not in ("train", "test"):
+        raise ValueError(
+            f'split must be "train", "validation", "rest" or "test", got {shown(split)}.'
+        )
     if name in BUILT_IN:
         return ()
     splits = CATALOGUE[name].splits

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from zeromean.data.catalogue import DataFile, Download
-from zeromean.data.files import read_checked
+from zeromean.data.files import contents_size, read_checked
+from zeromean.extras import how_to_install
 from zeromean.whole_file import whole_file
 
 RETRIES = 2
@@ -55,9 +56,7 @@ def download_file(source: Download, target: Path) -> None:
         import pooch
         import requests  # pooch brings it
     except ImportError as error:
-        raise ImportError(
-            "downloading needs pooch; run: pip install 'zeromean[experiments]'"
-        ) from error
+        raise ImportError(how_to_install("downloading needs pooch", "experiments")) from error
     reasons = []
     for url in source.urls:
         fetcher = pooch.create(
@@ -95,9 +94,14 @@ def _unpack(files: list[DataFile], archive: Path, folder: Path) -> None:
 
 
 def _unpack_member(file: DataFile, members: tarfile.TarFile, folder: Path) -> None:
-    member = members.extractfile(file.path)
+    found = members.getmember(file.path)
+    member = members.extractfile(found) if found.isfile() else None
     if member is None:
         raise ValueError(f"{file.path} in it is not a file")
+    # Before it is written: a small archive can hold a file that fills the disk.
+    size = contents_size(file)
+    if found.size > size:
+        raise ValueError(f"{file.path} in it has {found.size:,} bytes where {size:,} belong")
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as temporary:
