@@ -1,4 +1,5 @@
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -173,7 +174,7 @@ def test_converted_resnet_learns_and_predicts():
 def test_resnet_converted_to_variance_layers_learns():
     x, labels = images()
     model = ResNet()
-    zm.make_stochastic_(model, where=lambda name, module: "blocks.1" in name)
+    zm.make_stochastic_(model, posterior=zm.ZeroMean, where=lambda name, module: "blocks.1" in name)
     torch.testing.assert_close(zm.kl_divergence(model), torch.tensor(0.0))
     assert_learns(model, x, labels)
 
@@ -298,9 +299,67 @@ def test_geometry_survives_the_conversion_there_and_back(layer, shape, posterior
 def test_zero_mean_takes_the_magnitudes_of_the_weights_as_scales():
     linear = nn.Linear(3, 4)
     model = nn.Sequential(linear)
-    zm.make_stochastic_(model)
+    zm.make_stochastic_(model, posterior=zm.ZeroMean)
     torch.testing.assert_close(model[0].weight.scale, linear.weight.abs())
     assert model[0].bias is linear.bias
+
+
+@pytest.mark.parametrize("build", [ResNet, Tagger, Transformer])
+def test_default_keeps_predictions(build):
+    """Layers of very different sizes, recurrent ones and attention included."""
+    model = build().eval()
+    with torch.no_grad():
+        for i, parameter in enumerate(p for p in model.parameters() if p.dim() > 1):
+            parameter.mul_(10.0 ** (i % 3 - 1))
+    x = images()[0] if build is ResNet else tokens()
+    before = model(x).detach()  # With gradients, hence not by torch's fused path.
+    report = zm.make_stochastic_(model)
+    assert report.converted
+    assert report.keeps_predictions
+    assert all(0.01 < noise < 0.03 for noise in report.noise.values())
+    after = torch.stack([model(x) for _ in range(20)]).detach()  # In eval mode: without Dropout.
+    assert (after - before).square().mean().sqrt() < 0.1 * before.std()
+    assert (after.std(0) > 0).any()
+    assert all(m.weight.has_mean for m in zm.stochastic_layers(model).values())
+
+
+def test_report_says_when_predictions_change():
+    def converted(**options):
+        model = nn.Sequential(nn.Linear(30, 40))
+        return zm.make_stochastic_(model, **options)
+
+    quiet = converted()
+    assert quiet.keeps_predictions
+    assert "0.018 of its weights" in str(quiet)
+    variance = converted(posterior=zm.ZeroMean)
+    assert not variance.keeps_predictions
+    assert "zero mean" in str(variance)
+    assert "train" in str(variance)
+    loud = converted(posterior=partial(zm.Additive, log_variance=-2.0))
+    assert not loud.keeps_predictions
+    assert "changes predictions" in str(loud)
+    assert loud.noise["0"] == pytest.approx(math.exp(-1.0) * 30**0.5 * 3**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_initial_noise_relative_to_each_weight(dtype):
+    weight = torch.randn(20, 30).to(dtype) * 0.1
+    posterior = zm.Additive((20, 30), log_alpha=-4.0, dtype=dtype)
+    posterior.set_weight_(weight)
+    large = weight.abs() > 0.02 * weight.float().square().mean().sqrt()
+    tolerance = 0.1 if dtype == torch.bfloat16 else 0.02
+    torch.testing.assert_close(
+        posterior.log_alpha_per_weight()[large].float(),
+        torch.full((int(large.sum()),), -4.0),
+        rtol=0,
+        atol=tolerance,
+    )
+    posterior.set_weight_(torch.zeros(20, 30))
+    assert posterior.log_variance.isfinite().all()
+    fresh = zm.Additive((20, 30), log_alpha=-4.0)
+    assert fresh.log_alpha_per_weight().median().item() == pytest.approx(-4.0, abs=1e-4)
+    with pytest.raises(ValueError, match=r"either log_variance.*or log_alpha"):
+        zm.Additive((2, 3), log_variance=-3.0, log_alpha=-3.0)
 
 
 def test_initial_noise_is_the_posteriors_to_say():
@@ -383,7 +442,9 @@ def test_already_stochastic_layers_are_left():
 def test_report_reads_line_by_line():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     report = zm.make_stochastic_(model)
-    assert str(report) == "converted 0\nleft 1: BatchNorm1d has no stochastic twin"
+    first, second = str(report).splitlines()
+    assert first.startswith("converted 0: noise 0.018")
+    assert second == "left 1: BatchNorm1d has no stochastic twin"
 
 
 class WithToken(nn.Module):
@@ -545,7 +606,7 @@ def test_zero_mean_layer_has_no_deterministic_mean():
         zm.to_deterministic(model)
     with pytest.raises(ValueError, match="the model is a zero-mean layer"):
         zm.to_deterministic(model[1])
-    with pytest.raises(ValueError, match="weights must be 'mean' or 'sample', got 'median'"):
+    with pytest.raises(ValueError, match="weights must be one of mean, sample, got 'median'"):
         zm.to_deterministic(model, "median")
 
 
@@ -681,7 +742,6 @@ def test_gates_are_additive_unless_another_posterior_is_asked_for():
     zm.make_stochastic_(model)
     assert isinstance(model[0].weight_hh_l0, zm.Additive)
     assert torch.equal(model[0].weight_hh_l0.mean, weight)
-    assert isinstance(model[1].weight, zm.ZeroMean)
     model = nn.Sequential(nn.GRU(3, 4))
     zm.make_stochastic_(model, posterior=zm.ZeroMean)
     assert isinstance(model[0].weight_hh_l0, zm.ZeroMean)
@@ -724,7 +784,7 @@ def test_a_layer_of_zeros_becomes_a_variance_layer_that_can_learn():
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     nn.init.zeros_(model[2].weight)
     before = model[0].weight.detach().clone()
-    zm.make_stochastic_(model)
+    zm.make_stochastic_(model, posterior=zm.ZeroMean)
     torch.testing.assert_close(model[0].weight.scale, before.abs())
     assert (model[2].weight.scale != 0).all()
 

@@ -290,7 +290,7 @@ def test_few_rows_and_many_rows_take_two_ways_to_one_answer(model, monkeypatch):
 @by_name
 def test_predicted_std_is_that_of_sampled_weights(model):
     X, y = make_rows(num_rows=40, num_features=10)
-    model = clone(model).fit(X, y)
+    model = clone(model).set_params(noise_precision=3.0).fit(X, y)
     mean, std = model.predict(X, return_std=True)
     np.testing.assert_array_equal(mean, model.predict(X))
     rng = np.random.default_rng(0)
@@ -422,3 +422,31 @@ def test_intervals_cover_what_they_say_where_rows_are_few(model):
             z.append((y[8] - mean[0]) / std[0])
     # Within four standard errors of a standard deviation.
     assert np.std(z) == pytest.approx(1, abs=4 / np.sqrt(2 * len(z)))
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("Regressor", [RVMRegressor, VariationalDropoutRegressor])
+def test_without_features_the_prediction_is_that_of_a_mean(Regressor, fit_intercept):
+    """Student's t about the mean, if there is one, with the variance that n - 1 rows leave."""
+    rng = np.random.default_rng(0)
+    X, y = np.zeros((12, 1)), rng.normal(size=12)
+    model = Regressor(fit_intercept=fit_intercept).fit(X, y)
+    degrees = 12 - fit_intercept
+    variance = y.var(ddof=1) * (1 + 1 / 12) if fit_intercept else np.mean(y**2)
+    _, std = model.predict(X, return_std=True)
+    np.testing.assert_allclose(std, np.sqrt(variance * degrees / (degrees - 2)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("Regressor", [RVMRegressor, VariationalDropoutRegressor])
+@pytest.mark.parametrize(("rows", "features"), [(10, 1), (20, 10)])
+def test_two_standard_deviations_cover_new_targets_of_few_rows(Regressor, rows, features):
+    inside = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        weights = 0 if features == 1 else rng.uniform(0.5, 1.5, features)
+        X, new = rng.normal(size=(rows, features)), rng.normal(size=(200, features))
+        y, target = ((Z * weights).sum(1) + 0.5 * rng.normal(size=len(Z)) for Z in (X, new))
+        mean, std = Regressor().fit(X, y).predict(new, return_std=True)
+        inside.append(np.mean(np.abs(target - mean) < 1.96 * std))
+    # 0.87 to 0.88 with a normal distribution and no row for the intercept; 0.007 is its error.
+    assert np.mean(inside) > 0.9

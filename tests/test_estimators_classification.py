@@ -205,6 +205,7 @@ def test_rvm_bound_is_gaussian_kl_and_at_its_optimum():
         )
 
 
+@pytest.mark.filterwarnings("ignore:VariationalDropoutClassifier separates all")
 @by_name
 @pytest.mark.parametrize("shape", [(300, 20), (80, 80), (30, 100)])
 def test_bound_never_falls(model, shape):
@@ -392,3 +393,21 @@ def test_memory_of_sampling_does_not_grow_with_rows():
     np.testing.assert_array_equal(
         whole.value[:10], log_sigmoid.sample(mean[:10], variance[:10], 100, 0).value
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chance_that_separates_few_rows_is_warned_of(seed):
+    rng = np.random.default_rng(seed)
+    X, new = rng.normal(size=(60, 100)), rng.normal(size=(1000, 100))
+    y, labels = (2 * Z[:, :3].sum(axis=1) > rng.logistic(size=len(Z)) for Z in (X, new))
+    with pytest.warns(UserWarning, match="separates all 60 rows by some of 100 features"):
+        model = VariationalDropoutClassifier().fit(X, y)
+    # The bound prefers it to the relevant features, which predict better.
+    alone = VariationalDropoutClassifier().fit(X[:, :3], y)
+    assert model.elbo_[-1] > alone.elbo_[-1]
+    loss = [
+        -np.log(m.predict_proba(Z)[np.arange(1000), labels.astype(int)]).mean()
+        for m, Z in ((model, new), (alone, new[:, :3]))
+    ]
+    assert loss[0] > loss[1]
+    RVMClassifier().fit(X, y)  # No warning.

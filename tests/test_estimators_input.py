@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.datasets import load_iris
 
 from zeromean.estimators import (
@@ -18,6 +18,9 @@ from zeromean.estimators import (
 REGRESSORS = [VariationalDropoutRegressor(), RVMRegressor()]
 CLASSIFIERS = [VariationalDropoutClassifier(), RVMClassifier()]
 names = {"ids": lambda m: type(m).__name__}
+more_features_than_rows = pytest.mark.filterwarnings(
+    "ignore:VariationalDropoutClassifier separates all"
+)
 every = pytest.mark.parametrize("model", REGRESSORS + CLASSIFIERS, **names)
 every_regressor = pytest.mark.parametrize("model", REGRESSORS, **names)
 every_classifier = pytest.mark.parametrize("model", CLASSIFIERS, **names)
@@ -34,6 +37,7 @@ def targets(model, y):
     return y if model in REGRESSORS else np.where(y > 1, "b", "a")
 
 
+@more_features_than_rows
 @every
 @pytest.mark.parametrize("num_rows", [120, 10])
 def test_sparse_columns_with_a_large_offset_cost_no_digits(model, rows, num_rows):
@@ -44,6 +48,7 @@ def test_sparse_columns_with_a_large_offset_cost_no_digits(model, rows, num_rows
     np.testing.assert_allclose(other.coef_, dense.coef_, rtol=1e-5, atol=1e-7)
 
 
+@more_features_than_rows
 @every
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
 @pytest.mark.parametrize("num_rows", [120, 10])
@@ -302,3 +307,48 @@ def test_basis_has_its_own_centres():
     np.testing.assert_array_equal(basis.transform(rows), before)
     with pytest.raises(ValueError, match="too large for float64"):
         RBFBasis().fit(np.full((3, 2), 1e155) * [[1], [2], [3]])
+
+
+def make_rows(num_rows, num_features):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_rows, num_features))
+    return X, 2 * X[:, 1] - 3 * X[:, 4] + 0.1 * rng.normal(size=num_rows)
+
+
+@more_features_than_rows
+@pytest.mark.parametrize("shape", [(60, 6), (20, 40)], ids=str)
+@every
+def test_numbers_of_any_size_are_fitted_or_refused(model, shape):
+    X, y = make_rows(*shape)
+    if is_classifier(model):
+        y = y > 0
+    usual = clone(model).fit(X, y)
+    for scale in (1e-150, 1e-100, 1e100, 1e150):
+        same = clone(model).fit(scale * X, y)
+        np.testing.assert_array_equal(same.relevance_, usual.relevance_)
+        np.testing.assert_array_equal(same.predict(scale * X) > 0, usual.predict(X) > 0)
+    for scale, size in ((1e-300, "small"), (1e-170, "small"), (1e170, "large"), (1e300, "large")):
+        with pytest.raises(ValueError, match=f"Squares of X.* are too {size} for float64; rescale"):
+            clone(model).fit(scale * X, y)
+        if not is_classifier(model):
+            with pytest.raises(ValueError, match=f"y are too {size} for float64; rescale"):
+                clone(model).fit(X, scale * y)
+
+
+@every
+def test_one_feature_that_is_too_small_is_named(model):
+    X, y = make_rows(60, 6)
+    X[:, 2] *= 1e-170
+    for rows in (X, sparse.csr_array(X)):
+        with pytest.warns(UserWarning, match=r"\(the first is number 2\) are too small"):
+            clone(model).fit(rows, y > 0 if is_classifier(model) else y)
+    X[:, 2] = 1e-170  # A constant is not too small.
+    clone(model).fit(X, y > 0 if is_classifier(model) else y)
+
+
+@every_regressor
+def test_squares_of_weights_outside_float64_are_refused(model):
+    X, y = make_rows(60, 6)
+    for scale in (1e-100, 1e100):
+        with pytest.raises(ValueError, match="differ so much in size"):
+            clone(model).fit(scale * X, y / scale)

@@ -1,6 +1,8 @@
 """Integer layers: against the plain ones, within the errors of rounding."""
 
 import copy
+import os
+import sys
 
 import pytest
 import torch
@@ -37,6 +39,29 @@ def test_int8_layer_is_exact_for_integers():
     x = torch.randint(-127, 128, (5, 64)).float()
     x[:, 0] = -127.0
     torch.testing.assert_close(Int8Linear(plain)(x), plain(x))
+
+
+@pytest.mark.parametrize("instructions", ["SSE41", "AVX2", "AVX512_CORE"])
+def test_int8_layer_is_exact_on_cpus_without_integer_dot_products(instructions, processes):
+    """Sums in 16 bits, as these CPUs form them, are too small for what 8 bits can hold."""
+    script = """if True:
+        import torch
+        from zeromean.int8 import Int8Linear
+
+        plain = torch.nn.Linear(64, 8)
+        torch.nn.init.constant_(plain.weight, 127.0)
+        x = torch.randint(100, 128, (5, 64)).float()
+        x[:, 0] = 127.0
+        torch.testing.assert_close(Int8Linear(plain)(x), plain(x))
+    """
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    processes.run([sys.executable, "-c", script], env=environment)
+
+
+def test_int8_layer_compiles_without_graph_breaks(fresh_dynamo):
+    layer, x = Int8Linear(nn.Linear(64, 8)), torch.randn(5, 64)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), layer(x))
 
 
 def test_to_int8_converts_large_plain_layers_and_keeps_the_rest():

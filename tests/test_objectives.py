@@ -258,8 +258,8 @@ def test_likelihood_refuses_targets_that_would_broadcast():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: zm.LogUniform(kl="fast"), "LogUniform needs kl= one of exact, approx, sample"),
-        (lambda: zm.StudentT(kl="exact"), "StudentT needs kl= one of quadrature, sample"),
+        (lambda: zm.LogUniform(kl="fast"), "kl must be one of exact, approx, sample"),
+        (lambda: zm.StudentT(kl="exact"), "kl must be one of quadrature, sample"),
         (lambda: zm.StudentT(df=0), "df > 0, got 0; for the limit 0 use LogUniform"),
         (lambda: zm.Normal(scale=0), "scale > 0, got 0"),
         (lambda: zm.Multiplicative((2, 2), share="row"), "one of layer, neuron, weight, got 'row'"),

@@ -197,7 +197,7 @@ def test_bad_input_gets_a_sentence(monkeypatch):
     with pytest.raises(ValueError, match=r"2 numbers to scale .* has 4"):
         train(short, "variance", [0], SMALL)
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ImportError, match=r"pip install 'zeromean\[experiments\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[experiments\]'"):
         train(CARTPOLE, "variance", [0], SMALL)
 
 

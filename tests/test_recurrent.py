@@ -293,6 +293,10 @@ def test_meta_device_dtype_autocast_and_repr(kind, posterior):
     layer = build(kind, posterior, num_layers=2, batch_first=True)
     assert repr(layer).startswith(f"{kind}(\n  4, 6, num_layers=2, batch_first=True, prior=")
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        try:
+            getattr(nn, kind)(4, 6)(torch.randn(3, 5, 4))
+        except RuntimeError as error:
+            pytest.skip(f"torch's own {kind} cannot on this CPU: {error}")
         output, _ = layer(torch.randn(3, 5, 4))
     output.float().sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())

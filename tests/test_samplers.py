@@ -207,6 +207,42 @@ def test_local_noise_stays_in_the_range_of_float16(autocast, gradients, scale, v
     assert output.float().std().item() == pytest.approx(2 * scale * value, rel=0.02)
 
 
+def covariance(model, x, sampler):
+    """Of the outputs of the first example, over samples."""
+    outputs = zm.sample_outputs(model, x, 4000, sampler=sampler, seed=0)[:, 0].flatten(1)
+    return torch.cov(outputs.T)
+
+
+@pytest.mark.parametrize("trained", [zm.local, zm.weight, zm.flipout])
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (partial(zm.Conv2d, 1, 2, 2), torch.ones(2, 1, 3, 3)),
+        (partial(zm.Linear, 3, 2), torch.ones(16, 4, 3)),  # steps of a sequence
+        (partial(zm.Linear, 3, 2), torch.ones(64, 3)),  # vectors
+        (partial(zm.Embedding, 5, 2), torch.zeros(16, 3, dtype=torch.int64)),
+    ],
+)
+def test_auto_keeps_the_distribution_of_an_example(layer, x, trained):
+    """Also how the outputs of one example go together, which decides what a network predicts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(layer(posterior=zm.ZeroMean, sampler=trained))
+    own, auto = covariance(model, x, None), covariance(model, x, "auto")
+    scale = own.diagonal().max()
+    assert scale > 0
+    # A covariance of normal outputs is known to √(2/n) of the variances.
+    assert (own - auto).abs().max() < 5 * scale * (2 * 2 / 4000) ** 0.5
+
+
+def test_auto_draws_weights_where_vectors_are_many():
+    model = nn.Sequential(zm.Linear(3, 2, bias=False))
+    many, few = torch.ones(64, 3), torch.ones(4, 3)
+    shared = zm.sample_outputs(model, many, 1, sampler="auto")[0]
+    assert (shared == shared[0]).all()
+    apart = zm.sample_outputs(model, few, 1, sampler="auto")[0]
+    assert not (apart == apart[0]).all()
+
+
 @pytest.mark.parametrize("posterior", POSTERIORS)
 def test_float16_has_finite_gradients_where_squares_overflow(posterior):
     torch.manual_seed(0)

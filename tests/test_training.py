@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 import zeromean as zm
@@ -131,13 +131,10 @@ KILLED_RUN = """
 """
 
 
-def test_run_killed_in_mid_epoch_resumes_bit_for_bit(tmp_path):
+def test_run_killed_in_mid_epoch_resumes_bit_for_bit(processes, tmp_path):
     killed = tmp_path / "killed"
     script = KILLED_RUN.format(tests=str(Path(__file__).parent), folder=str(killed))
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    processes.run([sys.executable, "-c", textwrap.dedent(script)], code=-signal.SIGKILL)
     assert [row["epoch"] for row in rows(killed)] == [1]
 
     test = load_data("digits", "test")
@@ -321,29 +318,19 @@ def test_folder_that_is_a_file_is_refused(tmp_path):
 
 
 def test_full_disk_loses_nothing(tmp_path, monkeypatch):
-    from zeromean.training import checkpoint
-
-    write_bytes = checkpoint.write_bytes
-    full = False
-
-    def write(path, content):
-        if full:
-            path.write_bytes(bytes(content)[:100])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_bytes(path, content)
+    def no_room(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fill():
-        nonlocal full
-        full = True
+        monkeypatch.setattr(os, "fsync", no_room)
 
-    monkeypatch.setattr(checkpoint, "write_bytes", write)
     config = small_config(epochs=4)
     with pytest.raises(OSError, match=r"Epoch 3 could not be saved.*checkpoint\.ckpt is intact"):
         fit(small_network(), blobs(), config, folder=tmp_path, callbacks=[At(3, 1, fill)])
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".*"))
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
 
-    full = False
+    monkeypatch.undo()
     resumed = fit(small_network(), blobs(), config, folder=tmp_path)
     whole = fit(small_network(), blobs(), config, folder=tmp_path / "whole")
     assert resumed.resumed_from == 2
@@ -733,13 +720,13 @@ def test_missing_lightning_names_the_extra(tmp_path, monkeypatch):
     from zeromean.training import trainer
 
     monkeypatch.setattr(trainer, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'zeromean\[experiments\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[experiments\]'"):
         fit(small_network(), blobs(), small_config(), folder=tmp_path)
 
 
-def test_importing_the_package_leaves_lightning_out():
+def test_importing_the_package_leaves_lightning_out(processes):
     code = "import sys, zeromean.training; sys.exit('lightning' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    processes.run([sys.executable, "-c", code])
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
@@ -771,15 +758,31 @@ def test_averages_of_tied_weights_are_loaded_as_they_were(tmp_path):
     assert models[1].first.weight is models[1].second.weight
 
 
-def test_terminated_training_does_not_look_like_success(tmp_path):
+def test_terminated_training_does_not_look_like_success(processes, tmp_path):
     script = KILLED_RUN.replace("SIGKILL", "SIGTERM").format(
         tests=str(Path(__file__).parent), folder=str(tmp_path)
     )
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    finished = processes.run(command, code=128 + signal.SIGTERM)
+    assert "terminated; run again to go on after epoch 1" in finished.stderr
+
+
+def test_folder_in_which_another_process_trains_is_refused(tmp_path):
+    elsewhere, other = FileLock(tmp_path / "fit.lock"), small_network()
+
+    def try_again():
+        with pytest.raises(Timeout):
+            elsewhere.acquire(timeout=0)
+        with pytest.raises(ValueError, match="is being run by another process; wait for it"):
+            fit(other, blobs(), small_config(), folder=tmp_path)
+
+    result = fit(
+        small_network(), blobs(), small_config(), folder=tmp_path, callbacks=[At(1, 2, try_again)]
     )
-    assert process.returncode == 128 + signal.SIGTERM, process.stderr
-    assert "terminated; run again to go on after epoch 1" in process.stderr
+    whole = fit(small_network(), blobs(), small_config(), folder=tmp_path / "whole")
+    assert_same_state(result.model, whole.model)
+    elsewhere.acquire(timeout=0)  # Free again.
+    elsewhere.release()
 
 
 def test_empty_test_set_is_refused_before_training(tmp_path):
@@ -797,3 +800,61 @@ def test_every_weight_of_a_recurrent_layer_has_its_log_alpha():
         "kl/r",
         "kl/v",
     }
+
+
+def test_the_prior_winning_is_said(tmp_path):
+    """A wide network on few images, with all of the KL from the start; with little, it learns."""
+    from zeromean.training import CollapseWarning
+
+    def wide():
+        torch.manual_seed(0)
+        layer = partial(zm.Linear, posterior=zm.Additive)
+        return nn.Sequential(nn.Flatten(), layer(64, 300), nn.ReLU(), layer(300, 10))
+
+    few = digits().subset(torch.arange(100))
+    settings = {"epochs": 25, "batch_size": 50, "lr": 2e-2, "log_alpha_lr": 0.2}
+    with pytest.warns(CollapseWarning, match="layer 1"):
+        fit(wide(), few, TrainingConfig(**settings), folder=tmp_path / "a", progress=False)
+    little = TrainingConfig(**settings, beta=0.01)
+    result = fit(wide(), few, little, folder=tmp_path / "b", progress=False)  # No warning.
+    assert result.history[-1]["nll"] < 1
+
+
+def test_parameters_without_an_optimizer_are_refused(tmp_path):
+    class Converts(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            zm.make_stochastic_(pl_module.model)
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    config = TrainingConfig(epochs=1, batch_size=20)
+    with pytest.raises(ValueError, match=r"1\.weight\.mean.*before the model was converted"):
+        fit(model, blobs(), config, folder=tmp_path, callbacks=[Converts()], progress=False)
+
+
+def test_optimizer_from_before_a_conversion_is_found():
+    model = nn.Sequential(nn.Linear(4, 3))
+    before = torch.optim.SGD(model.parameters(), lr=0.1)
+    zm.require_optimized(model, before)
+    zm.make_stochastic_(model)
+    with pytest.raises(ValueError, match="No optimizer has"):
+        zm.require_optimized(model, before)
+    model[0].weight.requires_grad_(False)
+    zm.require_optimized(model, before)
+
+
+def test_ranks_of_one_training_draw_noise_of_their_own():
+    from types import SimpleNamespace
+
+    from zeromean.training import ElboModule
+
+    drawn = []
+    for rank, world_size in ((0, 2), (1, 2)):
+        module = ElboModule(network(), CONFIG, num_data=100, steps_per_epoch=1)
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1)]
+        module._trainer = SimpleNamespace(
+            world_size=world_size, global_rank=rank, optimizers=optimizers
+        )
+        torch.manual_seed(0)
+        module.on_train_start()
+        drawn.append(torch.randn(100))
+    assert torch.corrcoef(torch.stack(drawn))[0, 1].abs() < 0.5

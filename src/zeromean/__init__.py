@@ -19,6 +19,7 @@ from zeromean.objectives import (
     kl_divergence,
     linear_warmup,
     parameter_groups,
+    require_optimized,
 )
 from zeromean.posteriors import Additive, Multiplicative, Posterior, ZeroMean
 from zeromean.prediction import (
@@ -30,13 +31,14 @@ from zeromean.prediction import (
 from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.prune import prune_
 from zeromean.quantize import quantize_
+from zeromean.ranks import seed_ranks
 from zeromean.recurrent import GRU, LSTM
 from zeromean.samplers import auto, flipout, local, mean, moment_matched, weight
 from zeromean.sampling import draw_noise, held_noise, sampling
 from zeromean.serialization import load, save
 from zeromean.sparsity import sparsity
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ARD",
@@ -89,9 +91,11 @@ __all__ = [
     "quantize_",
     "rademacher",
     "recalibrate_batchnorm_",
+    "require_optimized",
     "sample_outputs",
     "sampling",
     "save",
+    "seed_ranks",
     "sparsity",
     "stochastic_layers",
     "to_deterministic",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
+from zeromean.arguments import require_integer, require_model, shown
 from zeromean.monte_carlo import as_arguments
 from zeromean.sampling import monte_carlo_modes
 
@@ -24,9 +25,10 @@ def recalibrate_batchnorm_(
 ) -> int:
     """Estimate the running statistics of every BatchNorm anew, under the model's noise.
 
-    Call it after changing weights in front of a BatchNorm (zero_mean_, pruning). Stochastic layers
-    draw and Dropout is on, as in training; an error leaves the statistics as they were. Returns the
-    number of batches used.
+    Call it after changing weights in front of a BatchNorm (zero_mean_, pruning, quantize_ without
+    inputs). Stochastic layers draw and Dropout is on, as in training; `with zm.sampling(model,
+    zm.mean)` around it is for networks that predict by their means. An error leaves the statistics
+    as they were. Returns the number of batches used.
 
     Args:
         batches: A tensor or a mapping (one batch), or an iterable of inputs or of
@@ -35,7 +37,14 @@ def recalibrate_batchnorm_(
             is passed over where BatchNorm can make nothing of it.
         max_batches: Stop after so many.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    require_model(model)
+    if max_batches is not None:
+        max_batches = require_integer("max_batches", max_batches, at_least=1)
+    if isinstance(batches, (str, bytes)) or not isinstance(batches, (Tensor, Iterable)):
+        raise TypeError(
+            f"batches must be a tensor, a mapping or an iterable of batches, got {shown(batches)}."
+        )
+    norms = batchnorms(model)
     if not norms:
         raise ValueError("The model has no BatchNorm with running statistics to recalibrate.")
     momenta = [norm.momentum for norm in norms]
@@ -75,6 +84,11 @@ def recalibrate_batchnorm_(
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
     return count
+
+
+def batchnorms(model: nn.Module) -> list[_BatchNorm]:
+    """Every BatchNorm with running statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 def _statistics(norms: list[_BatchNorm]) -> list[dict[str, Tensor]]:

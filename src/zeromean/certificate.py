@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from zeromean.arguments import require_integer, require_model, require_predicate, require_seed
 from zeromean.layers import Embedding, Linear, StochasticLayer, stochastic_layers
 from zeromean.linear_maps import Convolution, LinearMap, LookUp
 from zeromean.monte_carlo import Inputs, as_arguments, num_objects_in, seeded
@@ -95,8 +96,11 @@ def zero_mean_(
         num_samples: Draws of what comes before a layer.
         seed: Makes these draws reproducible, without touching the global generator.
     """
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
+    require_model(model)
+    require_predicate(where)
+    num_samples = require_integer("num_samples", num_samples, at_least=1)
+    if seed is not None:
+        seed = require_seed(seed)
     layers = _layers_to_zero(model, where)
     views = dict.fromkeys(layers, _View())
     if inputs is not None:

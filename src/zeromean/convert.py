@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
-from zeromean.layers import PriorChoice, SamplerChoice
+from zeromean.arguments import FLOATING, require_choice, require_model, require_predicate
+from zeromean.layers import PriorChoice, SamplerChoice, require_factory
 from zeromean.module_surgery import copy_with_masks, replace_modules_
-from zeromean.posteriors import Additive, Posterior, PosteriorFactory, ZeroMean
+from zeromean.posteriors import Additive, Posterior, PosteriorFactory
 from zeromean.stochastic import StochasticModule, stochastic_modules
 from zeromean.twins import (
     has_twin,
@@ -24,6 +28,12 @@ from zeromean.twins import (
 
 Predicate = Callable[[str, nn.Module], bool]
 
+# σ = 1.8% of each weight: the means predict as before, and fine-tuning finds how much noise the
+# data allow.
+DEFAULT_POSTERIOR = partial(Additive, log_alpha=-8.0)
+# Noise over signal of a layer's weights from which on predictions may not be what they were.
+MUCH_NOISE = 0.1
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -32,14 +42,32 @@ class Conversion:
     Attributes:
         converted: Names of the layers that are stochastic now.
         left: Names of the other modules with parameters of their own, and why they were left.
+        noise: By name of a converted layer, √(Σσ² / Σμ²) of its weights: how large the noise is
+            that predictions have now. Infinite for zero-mean layers, which forget what they knew.
+            Layers on the meta device have none.
     """
 
     converted: list[str]
     left: dict[str, str]
+    noise: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def keeps_predictions(self) -> bool:
+        """Whether predictions are what they were, up to little noise."""
+        return all(noise <= MUCH_NOISE for noise in self.noise.values())
 
     def __str__(self) -> str:
-        lines = [f"converted {name}" for name in self.converted]
+        lines = [f"converted {name}{self._effect(name)}" for name in self.converted]
         return "\n".join([*lines, *(f"left {name}: {why}" for name, why in self.left.items())])
+
+    def _effect(self, name: str) -> str:
+        noise = self.noise.get(name)
+        if noise is None:
+            return ""
+        if math.isinf(noise):
+            return ": zero mean, it starts anew, so train the model before it predicts"
+        changes = "" if noise <= MUCH_NOISE else ", which changes predictions: train the model"
+        return f": noise {noise:.2g} of its weights{changes}"
 
 
 def make_stochastic_(
@@ -52,21 +80,28 @@ def make_stochastic_(
 ) -> Conversion:
     """Replace layers by their stochastic twins, in place. Trained weights become means.
 
-    Not so with the default, ZeroMean: their magnitudes become scales, their signs are lost, and the
-    model has to be trained again. To keep what it knows, say `posterior=zm.Multiplicative` or
-    `zm.Additive`, with the initial noise in `partial(zm.Additive, log_variance=-8.0)`.
+    Predictions stay what they were, up to noise of 2% of each weight; how much noise the data
+    allow is what training on with the KL term finds out. `posterior=zm.ZeroMean` has no means:
+    magnitudes of weights become scales, their signs are lost, and the model has to be trained
+    again. The report says how large the noise of each layer is and whether predictions change.
 
     A weight that several layers share becomes one posterior that they share, and its KL counts
     once. Modules that read the weights of their children themselves (nn.MultiheadAttention) are
-    left alone. LSTM and GRU draw their weights once for a sequence, whatever the sampler.
+    left alone. LSTM and GRU draw their weights once for a sequence, whatever the sampler. A model
+    with `save_pretrained` (Hugging Face's) refuses it from now on, as posteriors would be lost: use
+    `zm.save`.
 
     Args:
-        posterior: What q(W) becomes: a class, or a `functools.partial` of one. Default: ZeroMean,
-            and Additive for LSTM and GRU, as zero-mean gates do not learn.
+        posterior: What q(W) becomes: a class, or a `functools.partial` of one. Default: Additive,
+            with initial noise relative to each weight (`partial(zm.Additive, log_alpha=-8.0)`).
         prior: Prior of every converted layer.
         sampler: Sampler of every converted layer.
         where: Predicate of name and module that selects the layers. Default: all that have a twin.
     """
+    require_model(model)
+    require_predicate(where)
+    if posterior is not None:
+        require_factory(posterior)
     if has_twin(model):
         raise ValueError(
             f"The model is itself a {type(model).__name__}, which cannot be replaced in place; "
@@ -77,17 +112,35 @@ def make_stochastic_(
     # Build everything before anything is replaced, so that an error leaves the model as it was.
     twins: dict[nn.Module, nn.Module] = {}
     posteriors: dict[Any, Posterior] = {}
+    posterior = DEFAULT_POSTERIOR if posterior is None else posterior
+    noise: dict[str, float] = {}
     for name, module in selected.items():
         if isinstance(module, nn.RNNBase):
-            twins[module] = recurrent_twin(module, posterior or Additive, prior, posteriors)
-            continue
-        tied = posteriors.get(module.weight)
-        twins[module] = twin = stochastic_twin(
-            name, module, posterior or ZeroMean, prior, sampler, tied
-        )
-        posteriors[module.weight] = twin.weight
+            twins[module] = twin = recurrent_twin(module, posterior, prior, posteriors)
+        else:
+            tied = posteriors.get(module.weight)
+            twins[module] = twin = stochastic_twin(name, module, posterior, prior, sampler, tied)
+            posteriors[module.weight] = twin.weight
+        ratio = _noise_over_signal(twin)
+        if ratio is not None:
+            noise[name] = ratio
     replace_modules_(model, twins)
-    return Conversion(list(selected), left)
+    return Conversion(list(selected), left, noise)
+
+
+@torch.no_grad()
+def _noise_over_signal(layer: StochasticModule) -> float | None:
+    """√(Σσ² / Σμ²) of all weights of a layer; None on the meta device."""
+    noise = signal = 0.0
+    for part in layer.distributions().values():
+        if not isinstance(part, Posterior):
+            continue
+        if part.device.type == "meta":
+            return None
+        mean, variance = part.moments()
+        noise += variance.float().sum().item()
+        signal += 0.0 if mean is None else mean.float().square().sum().item()
+    return math.sqrt(noise / signal) if signal else math.inf if noise else 0.0
 
 
 def to_deterministic(model: nn.Module, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
@@ -98,8 +151,8 @@ def to_deterministic(model: nn.Module, weights: Literal["mean", "sample"] = "mea
             the weights once, which gives one member of the ensemble. A zero-mean layer has only
             the latter: all its means are zero. Noise on units becomes fixed multipliers alike.
     """
-    if weights not in ("mean", "sample"):
-        raise ValueError(f"weights must be 'mean' or 'sample', got {weights!r}.")
+    require_model(model)
+    require_choice("weights", weights, ("mean", "sample"))
     model = copy_with_masks(model)
     drawn: dict[Posterior, nn.Parameter] = {}
     plain: dict[nn.Module, nn.Module] = {
@@ -155,6 +208,8 @@ def _reason_to_leave(
     weights = weights_of(module)
     if not all(isinstance(weight, nn.Parameter) for weight in weights):
         return "its weight is not a parameter (an old weight_norm?); remove the hook first"
+    if any(weight.dtype not in FLOATING for weight in weights):
+        return f"weights of {weights[0].dtype} have no stochastic twin"
     if torch_prune.is_pruned(module):
         return "torch.nn.utils.prune has masked its bias; call its prune.remove first"
     if isinstance(module, nn.Embedding) and (

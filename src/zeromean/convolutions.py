@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zeromean.arguments import require_floating, require_integer, require_sizes
 from zeromean.layers import (
     PriorChoice,
     SamplerChoice,
     StochasticLayer,
     build_posterior,
-    require_positive,
 )
 from zeromean.linear_maps import Convolution, LinearMap
 from zeromean.posteriors import PosteriorFactory, WeightLayout, ZeroMean
@@ -82,6 +82,7 @@ class _ConvNd(StochasticLayer):
         )
 
     def prepare(self, x: Tensor) -> Tensor:
+        require_floating(type(self).__name__, x)
         channel_dim = x.dim() - self.num_spatial_dims - 1
         if channel_dim not in (0, 1) or x.shape[channel_dim] != self.in_channels:
             spatial = ", ".join("DHW"[-self.num_spatial_dims :])
@@ -144,17 +145,16 @@ class _Convolution(_ConvNd):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        require_positive(in_channels=in_channels, out_channels=out_channels)
-        geometry = self.torch_twin(
+        geometry = _geometry(
+            self.torch_twin,
             in_channels,
             out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
             groups,
-            padding_mode=padding_mode,
-            device="meta",
+            padding_mode,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
         )
         super().__init__(geometry, bias, posterior, prior, sampler, device, dtype)
 
@@ -201,18 +201,17 @@ class ConvTranspose2d(_ConvNd):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        require_positive(in_channels=in_channels, out_channels=out_channels)
-        geometry = self.torch_twin(
+        geometry = _geometry(
+            self.torch_twin,
             in_channels,
             out_channels,
-            kernel_size,
-            stride,
-            padding,
-            output_padding,
             groups,
+            padding_mode,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
             dilation=dilation,
-            padding_mode=padding_mode,
-            device="meta",
         )
         super().__init__(geometry, bias, posterior, prior, sampler, device, dtype)
 
@@ -224,6 +223,7 @@ class ConvTranspose2d(_ConvNd):
 
     def _padding_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
         """The output padding that gives `output_size`, of which a stride leaves several."""
+        output_size = [require_integer("output_size", size) for size in output_size]
         if len(output_size) not in (2, x.dim()):
             raise ValueError(
                 f"output_size must be (H, W) or a whole shape, got {tuple(output_size)}."
@@ -248,6 +248,28 @@ class ConvTranspose2d(_ConvNd):
                 f"shape {tuple(x.shape)}, got output_size={wanted}."
             )
         return extra
+
+
+_SPATIAL_DIMS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3, nn.ConvTranspose2d: 2}
+
+
+def _geometry(
+    twin: Any, in_channels: int, out_channels: int, groups: int, padding_mode: str, **sizes: Any
+) -> nn.Module:
+    """torch's layer on the meta device, of sizes that are whole numbers for every dimension."""
+    count = _SPATIAL_DIMS[twin]
+    for name, value in sizes.items():
+        if not isinstance(value, str):  # "same" and "valid", which torch checks.
+            at_least = 0 if "padding" in name else 1
+            sizes[name] = require_sizes(name, value, count, at_least=at_least)
+    return twin(
+        require_integer("in_channels", in_channels, at_least=1),
+        require_integer("out_channels", out_channels, at_least=1),
+        groups=require_integer("groups", groups, at_least=1),
+        padding_mode=padding_mode,
+        device="meta",
+        **sizes,
+    )
 
 
 def convolution_settings(module: Any) -> dict[str, Any]:

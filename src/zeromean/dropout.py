@@ -20,8 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from zeromean import functional, lognormal
+from zeromean.arguments import (
+    require_choice,
+    require_dtype,
+    require_floating,
+    require_integer,
+    require_numbers,
+)
 from zeromean.held import KeptNoise
-from zeromean.layers import require_positive
 from zeromean.noise import normal
 from zeromean.samplers import Sampler, local, mean, weight
 from zeromean.stochastic import StochasticModule
@@ -45,10 +51,9 @@ class UnitNoise(StochasticModule):
 
     def __init__(self, num_features: int, device: torch.device | str | None):
         super().__init__()
-        require_positive(num_features=num_features)
-        self.num_features = num_features
+        self.num_features = require_integer("num_features", num_features, at_least=1)
         self.sampler = local
-        self.register_buffer("keep", torch.ones(num_features, dtype=torch.bool, device=device))
+        self.register_buffer("keep", torch.ones(self.num_features, dtype=torch.bool, device=device))
 
     # What noise must answer, for all units: those that are left and the others.
 
@@ -115,6 +120,7 @@ class UnitNoise(StochasticModule):
                 "is nothing but noise may still carry everything in its variance; use "
                 "zm.LogNormalDropout, whose multipliers are positive."
             )
+        require_numbers(threshold=threshold)
         if not 0 < threshold < math.inf:
             raise ValueError(f"threshold must be a positive number, got {threshold}.")
         with torch.no_grad():
@@ -123,6 +129,7 @@ class UnitNoise(StochasticModule):
         return int(dropped.sum())
 
     def forward(self, input: Tensor) -> Tensor:
+        require_floating(type(self).__name__, input)
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(
                 f"{type(self).__name__} needs an input of shape (N, {self.num_features}) or "
@@ -167,15 +174,16 @@ class GaussianDropout(UnitNoise):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(num_features, device)
+        require_dtype(dtype)
+        require_numbers(p=p)
         if not 0 < p < 1:
             raise ValueError(f"p must lie between 0 and 1, got {p}.")
-        if share not in ("layer", "unit"):
-            raise ValueError(f"share must be 'layer' or 'unit', got {share!r}.")
+        require_choice("share", share, ("layer", "unit"))
         self.p = p
         self.share = share
         self.learn = learn
         log_alpha = torch.empty(
-            () if share == "layer" else (num_features,), device=device, dtype=dtype
+            () if share == "layer" else (self.num_features,), device=device, dtype=dtype
         )
         if learn:
             self.log_alpha = nn.Parameter(log_alpha)
@@ -248,6 +256,10 @@ class LogNormalDropout(UnitNoise):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(num_features, device)
+        require_dtype(dtype)
+        require_numbers(
+            low=low, high=high, location=location, log_scale=log_scale, kl_weight=kl_weight
+        )
         if not -math.inf < low < high < math.inf:
             raise ValueError(f"low must be less than high, got low={low}, high={high}.")
         if not (math.isfinite(location) and math.isfinite(log_scale)):
@@ -260,8 +272,8 @@ class LogNormalDropout(UnitNoise):
         self.low, self.high = low, high
         self.kl_weight = kl_weight
         self.initial_location, self.initial_log_scale = location, log_scale
-        self.location = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
-        self.log_scale = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
+        self.location = nn.Parameter(torch.empty(self.num_features, device=device, dtype=dtype))
+        self.log_scale = nn.Parameter(torch.empty(self.num_features, device=device, dtype=dtype))
         self.reset_parameters()
 
     def draw_noise(self, num_objects: int = 1) -> Tensor:

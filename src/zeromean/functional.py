@@ -6,23 +6,16 @@ the Student-t KL is normalised to tend to it as `df` tends to 0.
 """
 
 import math
-from functools import reduce
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import logsigmoid
 
-from zeromean import _dawson
+from zeromean import _dawson, _student_t
 
 # E log|noise| = -HALF_LOG_MOMENT for standard normal noise: (Euler's gamma + log 2) / 2.
 HALF_LOG_MOMENT = (0.5772156649015329 + math.log(2)) / 2
-
-# The Student-t KL is a series in df / variance up to this log of it, and a quadrature above.
-LARGEST_LOG_RATIO = math.log(1e-5)
-# Nodes of that quadrature, and how many of them are summed at a time under torch.compile: with
-# fewer it compiles longer, with more it needs memory.
-NUM_NODES = 96
-NODES_AT_ONCE = 8
 
 
 def safe_sqrt(variance: Tensor) -> Tensor:
@@ -101,20 +94,38 @@ def log_uniform_kl_sample(mean: Tensor | None, log_variance: Tensor, noise: Tens
 def student_t_kl(mean: Tensor | None, log_variance: Tensor, df: float) -> Tensor:
     """KL to Student's t with `df` degrees of freedom and unit scale, by smooth quadrature.
 
-    In units of the standard deviation, with x = mean² / variance and r = df / variance,
-    E log(r + (√x + ε)²) = 2 (log-uniform KL(x) + C(x, r) - HALF_LOG_MOMENT), where
-    C = ½ ∫₀^∞ (1 + 2t)^(-½) exp(-t x / (1 + 2t)) (1 - exp(-t r)) dt / t; where r is small, as it
-    is for nearly all weights at the default `df` of the prior, by a series in √r.
+    It is ½ (df + 1) E log(df + w²) - ½ log_variance + HALF_LOG_MOMENT. With x = mean² / variance
+    and r = df / variance, the expectation is taken apart where x and r are small, as they are for
+    nearly all weights at the default `df` of the prior, into
+    log_variance + 2 (log-uniform KL(x) + C(x, r) - HALF_LOG_MOMENT), and elsewhere, where these
+    would cancel, into log df + 2 T. C and T: `zeromean._student_t`.
     """
     if log_variance.dtype not in _dawson.VALUE:
         mean = None if mean is None else mean.float()
         return student_t_kl(mean, log_variance.float(), df).to(log_variance.dtype)
-    if mean is None:
-        mean = torch.zeros_like(log_variance)
-    inverse_alpha = _squared(_mean_over_std(mean, log_variance)[0])
-    log_ratio = (math.log(df) - log_variance).expand_as(inverse_alpha)
-    kl = log_uniform_kl(inverse_alpha) + _student_t_correction(inverse_alpha, log_ratio)
-    return kl + df * (kl + 0.5 * log_variance - HALF_LOG_MOMENT)
+    here = torch.zeros_like(log_variance) if mean is None else mean
+    shape = torch.broadcast_shapes(here.shape, log_variance.shape)
+    here, spread = here.expand(shape), log_variance.expand(shape)
+    log_df = math.log(df)
+    if not can_branch():
+        excessive = _exceeds_log_uniform(here, spread, df)
+        # Neither form may meet the other's arguments, or 0 · ∞ would enter the gradient.
+        excess = _excess_student_t_kl(
+            torch.where(excessive, here, 0.0), torch.where(excessive, spread, log_df), df
+        )
+        whole = _whole_student_t_kl(
+            torch.where(excessive, 0.0, here), torch.where(excessive, log_df, spread), df
+        )
+        return torch.where(excessive, excess, whole)
+    if spread.numel() == 0 or spread.min() >= log_df - _student_t.LARGEST_LOG_RATIO:
+        return _whole_student_t_kl(here, spread, df)
+    excessive = _exceeds_log_uniform(here, spread, df)
+    if excessive.all():
+        return _excess_student_t_kl(here, spread, df)
+    kl = torch.empty_like(spread)
+    for kl_of, where in ((_whole_student_t_kl, ~excessive), (_excess_student_t_kl, excessive)):
+        kl = kl.index_put((where,), kl_of(here[where], spread[where], df))
+    return kl
 
 
 def student_t_kl_sample(
@@ -183,113 +194,104 @@ class _LogUniformKLSum(torch.autograd.Function):
         return grad_mean, torch.addcmul(grad_mean.new_zeros(()), mean, grad_mean, value=-0.5), None
 
 
+def _exceeds_log_uniform(mean: Tensor, log_variance: Tensor, df: float) -> Tensor:
+    """Where the log-uniform KL would cancel: x + r > 1, and r not so small that C is a series."""
+    x = _squared(_mean_over_std(mean.detach(), log_variance.detach())[0])
+    log_ratio = math.log(df) - log_variance.detach()
+    return (log_ratio > _student_t.LARGEST_LOG_RATIO) & (x + log_ratio.exp() > 1)
+
+
+def _whole_student_t_kl(mean: Tensor, log_variance: Tensor, df: float) -> Tensor:
+    """`student_t_kl` by the log-uniform KL."""
+    inverse_alpha = _squared(_mean_over_std(mean, log_variance)[0])
+    correction = _student_t_correction(inverse_alpha, math.log(df) - log_variance)
+    kl = log_uniform_kl(inverse_alpha) + correction
+    return kl + df * (kl + 0.5 * log_variance - HALF_LOG_MOMENT)
+
+
+def _excess_student_t_kl(mean: Tensor, log_variance: Tensor, df: float) -> Tensor:
+    """`student_t_kl` by the excess over log df."""
+    excess = _StudentTExcess.apply(mean, log_variance, df)[0]
+    constant = 0.5 * (df + 1) * math.log(df) + HALF_LOG_MOMENT
+    return (df + 1) * excess - 0.5 * log_variance + constant
+
+
 def _student_t_correction(inverse_alpha: Tensor, log_ratio: Tensor) -> Tensor:
-    """C of `student_t_kl`."""
     if not can_branch():
         return _StudentTCorrection.apply(inverse_alpha, log_ratio)[0]
-    large = log_ratio > LARGEST_LOG_RATIO
+    large = log_ratio > _student_t.LARGEST_LOG_RATIO
     if large.all():
         return _StudentTCorrection.apply(inverse_alpha, log_ratio)[0]
-    series = _student_t_series(inverse_alpha, log_ratio.clamp(max=LARGEST_LOG_RATIO))
+    series = _student_t.correction_series(
+        inverse_alpha, log_ratio.clamp(max=_student_t.LARGEST_LOG_RATIO)
+    )
     if not large.any():
         return series
     rest = _StudentTCorrection.apply(inverse_alpha[large], log_ratio[large])[0]
     return series.index_put((large,), rest)
 
 
-def _student_t_series(inverse_alpha: Tensor, log_ratio: Tensor) -> Tensor:
-    """C up to an error of r² / 10.
-
-    C = ½ E log(1 + r / w²) for w = √x + ε, and log(1 + r / w²) has the Fourier transform
-    2π (1 - exp(-√r |k|)) / |k|: in powers of √r it is a delta function, the finite part of 1 / w²
-    and the delta function's second derivative.
-    """
-    root = (0.5 * log_ratio).exp()
-    density = torch.exp(-0.5 * inverse_alpha) / math.sqrt(2 * math.pi)
-    finite_part = 2 * inverse_alpha * _slope(inverse_alpha) - 1  # -D'(√(x / 2)), with Dawson's D
-    third = density * (1 - inverse_alpha)
-    return root * (math.pi * density + root * (0.5 * finite_part + root * (math.pi / 6) * third))
-
-
 class _StudentTCorrection(torch.autograd.Function):
-    """C of `student_t_kl`, with its derivatives in inverse_alpha and in log r."""
+    """C, with its derivatives in inverse_alpha and in log r."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, ...]:
-        chunks = zip(
-            inverse_alpha.reshape(-1).split(_dawson.CHUNK_SIZE),
-            log_ratio.reshape(-1).split(_dawson.CHUNK_SIZE),
-            strict=True,
-        )
-        integrals = zip(*(_student_t_integrals(*chunk) for chunk in chunks), strict=True)
-        value, *derivatives = (torch.cat(parts).reshape(log_ratio.shape) for parts in integrals)
-        return value, *derivatives
+        return _in_chunks(_student_t.correction_integrals, inverse_alpha, log_ratio)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        _, *derivatives = output
-        ctx.mark_non_differentiable(*derivatives)
-        ctx.save_for_backward(*inputs, *derivatives)
-        ctx.set_materialize_grads(False)
+        _save_derivatives(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx, grad, *_) -> tuple[Tensor | None, Tensor | None]:
-        if grad is None:
-            return None, None
-        inverse_alpha, log_ratio, *derivatives = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Costs memory for every node, but makes the second derivative right.
-            _, *derivatives = _student_t_integrals(inverse_alpha, log_ratio)
-        return grad * derivatives[0], grad * derivatives[1]
+        return _by_derivatives(ctx, grad, _student_t.correction_integrals)
 
 
-def _student_t_integrals(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Trapezoid rule in u = log t, which converges geometrically, on a range fit to each weight."""
-    with torch.no_grad():
-        first, last = _student_t_range(inverse_alpha, log_ratio)
-        step = (last - first) / (NUM_NODES - 1)
-    # exp(-40) vanishes beside 1; the bounds keep inf * 0 (and slow denormals) out of the sums.
-    largest_log = math.log(40)
-    smallest_u = 8 - math.log(torch.finfo(step.dtype).max)
+class _StudentTExcess(torch.autograd.Function):
+    """T, with its derivatives in mean and log-variance."""
 
-    def terms(nodes: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        u = first + nodes * step
-        inverse_root = torch.exp(-0.5 * u.clamp(min=smallest_u))  # 1 / √t
-        saturation = 1 / (2 + inverse_root * inverse_root)  # t / (1 + 2t)
-        density = inverse_root * saturation.sqrt() * torch.exp(-saturation * inverse_alpha)
-        exponent = (u + log_ratio).clamp(max=largest_log).exp()  # t r
-        mass = -density * torch.expm1(-exponent)
-        return mass, -mass * saturation, density * exponent * torch.exp(-exponent)
+    generate_vmap_rule = True
 
-    if torch.compiler.is_compiling():
-        # A compiler would take long over so many copies of the same steps.
-        nodes = torch.arange(NUM_NODES, dtype=step.dtype, device=step.device)
-        several = nodes.view(-1, *[1] * step.dim()).split(NODES_AT_ONCE)
-        parts = [tuple(term.sum(0) for term in terms(some)) for some in several]
-    else:
-        parts = (terms(node) for node in range(NUM_NODES))
-    totals = reduce(lambda sums, part: tuple(map(torch.add, sums, part)), parts)
-    value, by_inverse_alpha, by_log_ratio = (0.5 * step * total for total in totals)
-    return value, by_inverse_alpha, by_log_ratio
+    @staticmethod
+    def forward(mean: Tensor, log_variance: Tensor, df: float) -> tuple[Tensor, ...]:
+        return _in_chunks(partial(_student_t.excess_integrals, df=df), mean, log_variance)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        *tensors, ctx.df = inputs
+        _save_derivatives(ctx, tensors, output)
+
+    @staticmethod
+    def backward(ctx, grad, *_) -> tuple[Tensor | None, Tensor | None, None]:
+        return *_by_derivatives(ctx, grad, partial(_student_t.excess_integrals, df=ctx.df)), None
 
 
-def _student_t_range(inverse_alpha: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Where, in log t, the integrand of C matters beside the whole KL (to about exp(-16))."""
-    log_tolerance = -16.0
-    # The order of magnitude of the KL, at most 1: it grows like √r and like inverse_alpha.
-    log_kl = torch.maximum(inverse_alpha.log(), 0.5 * log_ratio).clamp(max=0.0)
-    # To the right the integrand falls like exp(-inverse_alpha / 2) / √(2t) ...
-    slow_end = -2 * (log_tolerance + log_kl) - inverse_alpha
-    # ... or, once that is negligible, vanishes earlier, like exp(-t inverse_alpha / (1 + 2t)).
-    inverse = 1 / inverse_alpha.clamp_min(1.0)
-    fast_end = torch.log(20 * inverse + 4000 * inverse.square())
-    last = torch.maximum(slow_end, fast_end)
-    # To the left the integral up to t is at most r (√(1 + 2t) - 1) / 2.
-    log_mass = log_tolerance + log_kl - log_ratio
-    first = math.log(2) + log_mass + softplus(log_mass)
-    return torch.minimum(first, last - 45.0), last
+def _in_chunks(integrals, *arguments: Tensor) -> tuple[Tensor, ...]:
+    """Value and two derivatives of a function of two tensors, in pieces that fit the cache."""
+    chunks = zip(
+        *(argument.reshape(-1).split(_dawson.CHUNK_SIZE) for argument in arguments), strict=True
+    )
+    results = zip(*(integrals(*chunk) for chunk in chunks), strict=True)
+    return tuple(torch.cat(parts).reshape(arguments[0].shape) for parts in results)
+
+
+def _save_derivatives(ctx, inputs, output) -> None:
+    _, *derivatives = output
+    ctx.mark_non_differentiable(*derivatives)
+    ctx.save_for_backward(*inputs, *derivatives)
+    ctx.set_materialize_grads(False)
+
+
+def _by_derivatives(ctx, grad, integrals) -> tuple[Tensor | None, Tensor | None]:
+    if grad is None:
+        return None, None
+    first, second, *derivatives = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        # Costs memory for every node, but makes the second derivative right.
+        _, *derivatives = integrals(first, second)
+    return grad * derivatives[0], grad * derivatives[1]
 
 
 def _slope(inverse_alpha: Tensor) -> Tensor:

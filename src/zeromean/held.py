@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from zeromean.arguments import shown
 from zeromean.linear_maps import LinearMap
 from zeromean.posteriors import Posterior
 
@@ -79,6 +80,11 @@ class HeldNoise(KeptNoise):
 
     def hold(self, noise: Noise) -> None:
         """Hold noise that was drawn elsewhere, by `zm.draw_noise`."""
+        if not isinstance(noise, Mapping) or not all(isinstance(n, Tensor) for n in noise.values()):
+            raise TypeError(
+                f"noise must be what zm.draw_noise(model) returns, tensors by name, got "
+                f"{shown(noise)}."
+            )
         if noise.keys() != self._distributions.keys():
             raise ValueError(
                 f"The model needs noise for {_listed(self._distributions)}, got it for "

@@ -9,6 +9,7 @@ local reparameterization. Layers sample in train and eval mode alike; see `zm.sa
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -16,12 +17,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from zeromean.arguments import (
+    nearest,
+    require_dtype,
+    require_floating,
+    require_function,
+    require_integer,
+    require_model,
+    shown,
+)
 from zeromean.linear_maps import Dense, LinearMap, LookUp
 from zeromean.noise import normal
 from zeromean.posteriors import Posterior, PosteriorFactory, WeightLayout, ZeroMean
 from zeromean.priors import LogUniform, Prior
-from zeromean.samplers import SAMPLERS, Sampler, local, weight
-from zeromean.stochastic import StochasticModule
+from zeromean.samplers import SAMPLERS, Sampler, auto, local, weight
+from zeromean.stochastic import StochasticModule, own_sampler
 
 PriorChoice = Prior | None | Literal["default"]
 SamplerChoice = Sampler | Literal["default"]
@@ -77,6 +87,9 @@ class StochasticLayer(StochasticModule):
         raise NotImplementedError
 
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
+        if sampler is auto and own_sampler(self) is not local:
+            # What another sampler has trained may not be drawn in any other way.
+            return own_sampler(self)
         return checked_sampler(sampler, self.weight)
 
     def distributions(self) -> dict[str, nn.Module]:
@@ -115,7 +128,8 @@ class Linear(StochasticLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        require_positive(in_features=in_features, out_features=out_features)
+        in_features = require_integer("in_features", in_features, at_least=1)
+        out_features = require_integer("out_features", out_features, at_least=1)
         shape = (out_features, in_features)
         distribution = build_posterior(posterior, shape, device=device, dtype=dtype)
         super().__init__(distribution, out_features if bias else None, prior, sampler)
@@ -126,6 +140,7 @@ class Linear(StochasticLayer):
         return Dense()
 
     def prepare(self, x: Tensor) -> Tensor:
+        require_floating("Linear", x)
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(
                 f"Linear needs an input of shape (*, {self.in_features}), got {tuple(x.shape)}; "
@@ -163,8 +178,10 @@ class Embedding(StochasticLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        require_positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        num_embeddings = require_integer("num_embeddings", num_embeddings, at_least=1)
+        embedding_dim = require_integer("embedding_dim", embedding_dim, at_least=1)
         if padding_idx is not None:
+            padding_idx = require_integer("padding_idx", padding_idx)
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(
                     f"padding_idx must lie within the {num_embeddings} embeddings, "
@@ -183,6 +200,10 @@ class Embedding(StochasticLayer):
         return LookUp(self.padding_idx)
 
     def prepare(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"Embedding needs a tensor of indices, got {shown(x)}; use torch.as_tensor(x)."
+            )
         if x.dtype not in (torch.int64, torch.int32):
             raise TypeError(
                 f"Embedding needs indices of dtype int64 or int32, got {x.dtype}; use x.long()."
@@ -204,9 +225,8 @@ def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
     """The sampler, or an error where its theory does not cover the posterior."""
     if isinstance(sampler, str) and sampler == "default":
         return local if posterior.noise is normal else weight
-    if not callable(sampler):
-        names = ", ".join(f"zm.{name}" for name in SAMPLERS)
-        raise TypeError(f"sampler must be a function, got {sampler!r}; use one of {names}.")
+    require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
+    assert not isinstance(sampler, str)
     if sampler is local and posterior.noise is not normal:
         raise ValueError(
             f"zm.local needs normal noise, got {_name(posterior.noise)}; use sampler=zm.weight, or "
@@ -223,8 +243,7 @@ def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
         return None
     if isinstance(prior, type) or not isinstance(prior, Prior):
         raise TypeError(
-            f"prior must have a method kl(posterior), got {prior!r}; use zm.LogUniform(), "
-            "zm.StudentT(), zm.ARD(), zm.Normal() or None."
+            f"prior must have a method kl(posterior), got {shown(prior)}; use {_prior_hint(prior)}."
         )
     if posterior.noise is not normal:
         raise ValueError(
@@ -235,27 +254,56 @@ def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
 
 def build_posterior(factory: PosteriorFactory, shape: Sequence[int], **options: Any) -> Posterior:
     """The posterior that a factory makes for a weight of this shape."""
-    posterior = None
-    if callable(factory) and not isinstance(factory, nn.Module):
-        posterior = factory(shape, **options)
+    require_factory(factory)
+    require_dtype(options.get("dtype"))
+    try:
+        inspect.signature(factory).bind(shape, **options)
+    except TypeError as error:
+        wanted = ", ".join(["shape", *(f"{name}=…" for name in options)])
+        raise TypeError(
+            f"posterior is called as posterior({wanted}), which {shown(factory)} does not take: "
+            f"{error}."
+        ) from error
+    except ValueError:
+        pass  # What is written in C does not say what it takes.
+    posterior = factory(shape, **options)
     if not isinstance(posterior, Posterior):
         raise TypeError(
-            "posterior must be a class such as zm.Additive, or functools.partial of one, got "
-            f"{factory!r}."
+            f"posterior must make a zm.Posterior, but {shown(factory)} made {shown(posterior)}; "
+            "use a class such as zm.Additive, or functools.partial of one."
         )
     return posterior
 
 
+def require_factory(factory: Any) -> None:
+    """Refuse what is not a posterior class or a function that makes one."""
+    of_class = isinstance(factory, type) and issubclass(factory, Posterior)
+    if (
+        isinstance(factory, nn.Module)
+        or not callable(factory)
+        or (isinstance(factory, type) and not of_class)
+    ):
+        raise TypeError(
+            "posterior must be a class such as zm.Additive, or functools.partial of one, got "
+            f"{shown(factory)}; use {nearest(factory, _POSTERIORS)}."
+        )
+
+
 def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
     """The layers with one random weight by name, shared ones once: not LSTM and GRU."""
+    require_model(model)
     return {n: m for n, m in model.named_modules() if isinstance(m, StochasticLayer)}
 
 
-def require_positive(**sizes: int) -> None:
-    """Refuse sizes below 1, by name."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}.")
+def _prior_hint(prior: Any) -> str:
+    if isinstance(prior, type) and isinstance(prior, Prior):
+        return f"an instance: {prior.__name__}()"
+    found = nearest(prior, _PRIORS)
+    return f"{found}()" if " or " not in found else "zm." + "(), zm.".join(_PRIORS) + "() or None"
+
+
+_POSTERIORS = ("ZeroMean", "Multiplicative", "Additive")
+_PRIORS = ("LogUniform", "StudentT", "ARD", "Normal")
 
 
 def _name(function: Any) -> str:

@@ -7,6 +7,14 @@ import math
 import torch
 from torch import Tensor, nn
 
+from zeromean.arguments import (
+    require_dtype,
+    require_floating,
+    require_integer,
+    require_numbers,
+    shown,
+)
+
 _LOG_TWO_PI = math.log(2 * math.pi)
 
 
@@ -29,8 +37,9 @@ class GaussianLikelihood(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        if num_outputs < 1:
-            raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
+        num_outputs = require_integer("num_outputs", num_outputs, at_least=1)
+        require_dtype(dtype)
+        require_numbers(noise_variance=noise_variance)
         if not 0 < noise_variance < math.inf:
             raise ValueError(f"noise_variance must be positive, got {noise_variance}.")
         log_variance = torch.full(
@@ -40,6 +49,7 @@ class GaussianLikelihood(nn.Module):
 
     def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the targets, given what the network puts out."""
+        require_floating("A likelihood", outputs)
         num_outputs = len(self.log_noise_variance)
         if num_outputs > 1 and outputs.shape[-1:] != (num_outputs,):
             raise ValueError(
@@ -62,7 +72,8 @@ class HeteroscedasticGaussianLikelihood(nn.Module):
 
     def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the targets, given what the network puts out."""
-        if outputs.shape[-1] % 2:
+        require_floating("A likelihood", outputs)
+        if outputs.dim() == 0 or outputs.shape[-1] % 2:
             raise ValueError(
                 "A heteroscedastic network needs an even last dimension (means, then "
                 f"log-variances), got outputs of shape {tuple(outputs.shape)}."
@@ -76,6 +87,8 @@ class HeteroscedasticGaussianLikelihood(nn.Module):
 
 
 def _gaussian_nll(mean: Tensor, log_variance: Tensor, targets: Tensor) -> Tensor:
+    if not isinstance(targets, Tensor) or targets.is_complex():
+        raise TypeError(f"targets must be a tensor of numbers, got {shown(targets)}.")
     if mean.dim() < 2:
         raise ValueError(
             f"Outputs must have the shape (objects, outputs), got {tuple(mean.shape)}; "

@@ -6,7 +6,6 @@ output, and for what flipout draws signs of their own.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -33,9 +32,13 @@ class LinearMap(ABC):
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
         """Apply a symmetric zero-mean weight with random signs of their own for every object."""
 
-    @abstractmethod
-    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
-        """Number of outputs for an input."""
+    def prefers_weights(self, x: Tensor, weight_shape: torch.Size) -> bool:
+        """Whether weights are cheaper to draw than outputs, and no example can tell.
+
+        Not where outputs of one example share weights (positions of a convolution, steps of a
+        sequence): to draw those outputs apart is another distribution.
+        """
+        return False
 
     def each(self, x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
         """Apply the map to every object, along the first dimension, with a weight of its own."""
@@ -103,8 +106,9 @@ class Dense(LinearMap):
         flipped = self(x * rademacher(x), deviation)
         return flipped * rademacher(flipped)
 
-    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
-        return x.numel() // weight_shape[1] * weight_shape[0]
+    def prefers_weights(self, x: Tensor, weight_shape: torch.Size) -> bool:
+        # Random numbers are what costs, and a weight costs a few operations more than an output.
+        return x.dim() == 2 and 4 * weight_shape[1] <= len(x)
 
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
@@ -171,14 +175,6 @@ class Convolution(LinearMap):
         flipped = self(x * rademacher(_first_position(x)), deviation)
         return flipped * rademacher(_first_position(flipped))
 
-    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
-        # Only an estimate is needed: positions shrink by the stride (or grow, transposed).
-        positions = math.prod(x.shape[2:])
-        steps = math.prod(self.stride)
-        positions = positions * steps if self.transposed else positions // steps
-        channels = weight_shape[1] * self.groups if self.transposed else weight_shape[0]
-        return len(x) * channels * positions
-
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -224,9 +220,6 @@ class LookUp(LinearMap):
         # Autocast leaves look-ups alone.
         return torch.func.vmap(lambda one, weight: self(one, weight, bias))(x, weights)
 
-    def count_outputs(self, x: Tensor, weight_shape: torch.Size) -> int:
-        return x.numel() * weight_shape[1]
-
     def computes_in_float16(self, posterior: Posterior) -> bool:
         return posterior.dtype == torch.float16  # Autocast leaves look-ups alone.
 
@@ -249,7 +242,7 @@ def _rows(x: Tensor) -> Tensor:
 def _first_position(x: Tensor) -> Tensor:
     """(N, C, *spatial) -> (N, C, 1, …): one element for each object and channel."""
     for dim in range(2, x.dim()):
-        x = x.narrow(dim, 0, 1)
+        x = x.narrow(dim, 0, min(1, x.shape[dim]))  # There may be no position at all.
     return x
 
 

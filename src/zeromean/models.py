@@ -7,11 +7,13 @@ same function with other arguments: `lenet5(dense1=zm.Linear)`, or
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import nn
 
+from zeromean.arguments import require_integer, require_numbers, shown
 from zeromean.layers import Linear
 
 LayerFactory = Callable[..., nn.Module]
@@ -133,6 +135,9 @@ def mlp(
         activation: Factory of the nonlinearity.
         dropout: Drop rate before every layer but the first.
     """
+    if isinstance(widths, str) or not isinstance(widths, Sequence):
+        raise TypeError(f"widths must be a list of sizes, got {shown(widths)}.")
+    widths = [require_integer("a size in widths", width, at_least=1) for width in widths]
     if len(widths) < 2:
         raise ValueError(f"widths needs the sizes of input and output, got {tuple(widths)}.")
     num_layers = len(widths) - 1
@@ -175,7 +180,8 @@ def vgg_like(
             dense layer (0.5); the last group has none.
         convs: Factories of single convolutions, by name: `conv1` to `conv13`.
     """
-    if width <= 0:
+    require_numbers(width=width)
+    if not 0 < width < math.inf:
         raise ValueError(f"width must be positive, got {width}.")
     if not isinstance(dropout, bool):
         raise TypeError(f"dropout must be True, for the rates below, or False, got {dropout!r}.")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from zeromean.layers import stochastic_layers
+from zeromean.pretrained import guard_save_pretrained_
 
 # What every module has.
 _TORCHS_OWN = frozenset(vars(nn.Module()))
@@ -35,6 +36,7 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
         if stochastic_layers(parent) or changed & set(parent.modules()):
             parent.activation_relu_or_gelu = 0
             parent.use_nested_tensor = False
+    guard_save_pretrained_(model)
     return replacements.get(model, model)
 
 

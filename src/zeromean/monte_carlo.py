@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from numbers import Integral
+from numbers import Number
 from threading import RLock
 from typing import Any, Literal
 
@@ -14,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
+from zeromean.arguments import require_integer, require_model, require_seed, shown
 from zeromean.escaped import take_escaped_
 from zeromean.held import DrawnOnce
 from zeromean.recurrent import RecurrentLayer
@@ -24,6 +32,7 @@ from zeromean.sampling import monte_carlo_modes, sampling
 from zeromean.stochastic import stochastic_modules, swapped_samplers
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
+InputsOrLoader = Inputs | DataLoader[Any]
 
 # As many samples run at once as keep their largest noisy activation near the caches.
 _ELEMENTS_AT_ONCE = 2**21
@@ -33,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 def draw_outputs(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int,
     consume: Callable[[Tensor], None],
     *,
@@ -51,15 +60,21 @@ def draw_outputs(
     chunks. A model that vmap cannot run is run in a loop. Modes, samplers and, with a seed, the
     random state are restored at the end, also after an exception.
     """
-    _require_count("num_samples", num_samples)
+    require_model(model)
+    num_samples = require_integer("num_samples", num_samples, at_least=1)
     if chunk_size is not None:
-        _require_count("chunk_size", chunk_size)
-    args, kwargs = as_arguments(inputs)
-    _require_finite_inputs((*args, *kwargs.values()))
-    batches: list[tuple[tuple, dict[str, Any]]] = [(args, kwargs)]
+        chunk_size = require_integer("chunk_size", chunk_size, at_least=1)
     if batch_size is not None:
-        _require_count("batch_size", batch_size)
-        batches = _split((args, kwargs), batch_size)
+        batch_size = require_integer("batch_size", batch_size, at_least=1)
+    if seed is not None:
+        seed = require_seed(seed)
+    if select is not None and not callable(select):
+        raise TypeError(
+            "select must be a function of the model's output, such as lambda output: output[0], "
+            f"got {shown(select)}."
+        )
+    batches = _batches(inputs, batch_size)
+    by_object = batch_size is not None or isinstance(inputs, DataLoader)
 
     drawn = DrawnOnce()
 
@@ -73,18 +88,17 @@ def draw_outputs(
         # A model may write into what it is given: every sample gets it as it was.
         fresh_args, fresh_kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
         output = model(*fresh_args, **fresh_kwargs)
-        output = output if select is None else select(output)
+        output = _logits_in(output) if select is None else select(output)
         if not isinstance(output, Tensor):
             raise TypeError(
-                f"The model must put out a tensor, got {type(output).__name__}; "
-                "pass select=lambda output: … to pick one."
+                f"The model must return a tensor, or something with a tensor called logits, got "
+                f"{_described(output)}; pass select=lambda output: … to pick one."
             )
-        if batch_size is not None and output.shape[:1] != (
-            num_objects := num_objects_in(args, kwargs),
-        ):
+        if by_object and output.shape[:1] != (num_objects := num_objects_in(args, kwargs),):
+            what = "a DataLoader" if batch_size is None else "batch_size"
             raise ValueError(
-                "batch_size needs outputs with the objects along dimension 0: for "
-                f"{num_objects} objects the model put out {tuple(output.shape)}."
+                f"{what} needs outputs with the objects along dimension 0: for "
+                f"{num_objects} objects the model returned {tuple(output.shape)}."
             )
         return output
 
@@ -122,6 +136,65 @@ def draw_outputs(
         finish(first)
         for chunk in chunks:
             finish(chunk)
+
+
+def _batches(inputs: InputsOrLoader, batch_size: int | None) -> list[tuple[tuple, dict[str, Any]]]:
+    """The arguments of the calls that one sample takes, checked."""
+    if isinstance(inputs, DataLoader):
+        if batch_size is not None:
+            raise ValueError("A DataLoader has batches of its own; leave batch_size= out.")
+        batches = _batches_of(inputs)
+    else:
+        batches = [as_arguments(inputs)]
+    for args, kwargs in batches:
+        _require_finite_inputs((*args, *kwargs.values()))
+    return batches if batch_size is None else _split(batches[0], batch_size)
+
+
+def _batches_of(loader: DataLoader[Any]) -> list[tuple[tuple, dict[str, Any]]]:
+    """Arguments for every batch of a loader, which is read once: each sample needs all of them."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    shuffling = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    if any(isinstance(s, shuffling) or getattr(s, "shuffle", False) for s in samplers):
+        raise ValueError(
+            "The DataLoader draws its objects in random order, so that nobody could tell whose "
+            "predictions these are; build it with shuffle=False."
+        )
+    batches = []
+    for batch in loader:
+        inputs = batch
+        if isinstance(batch, (list, tuple)) and not isinstance(batch, PackedSequence):
+            if len(batch) not in (1, 2):
+                raise ValueError(
+                    "A DataLoader must give inputs, (inputs, targets) or a mapping of keyword "
+                    f"arguments, got {len(batch)} things a batch; predict batch by batch, with a "
+                    "tuple of the model's arguments as inputs."
+                )
+            inputs = batch[0]
+        batches.append(as_arguments(inputs))
+    if not batches:
+        raise ValueError("The DataLoader is empty; there is nothing to predict.")
+    return batches
+
+
+def _logits_in(output: Any) -> Any:
+    """The tensor called logits, where a model returns several things under names."""
+    if isinstance(output, Tensor):
+        return output
+    found = output.get("logits") if isinstance(output, Mapping) else None
+    found = getattr(output, "logits", None) if found is None else found
+    return found if isinstance(found, Tensor) else output
+
+
+def _described(output: Any) -> str:
+    """A class by its name, with the names of what is in it."""
+    names: Any = getattr(output, "_fields", ())
+    if isinstance(output, Mapping):
+        names = output
+    elif dataclasses.is_dataclass(output):
+        names = [field.name for field in dataclasses.fields(output)]
+    inside = ", ".join(map(str, names))
+    return f"{type(output).__name__} of {inside}" if inside else type(output).__name__
 
 
 def _split(
@@ -247,7 +320,7 @@ def _samples_gain_together(model: nn.Module) -> bool:
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
     """Seed the generators of the model's devices inside the block, and restore them after it."""
-    seed = int(seed)  # numpy's too
+    seed = require_seed(seed)
     with forked_generators(model) as devices:
         # Not torch.manual_seed, which seeds generators that are not restored.
         torch.default_generator.manual_seed(seed)
@@ -277,6 +350,11 @@ def as_arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
         return (), dict(inputs)
     if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence):
         return inputs, {}
+    if inputs is None or isinstance(inputs, str | bytes | Number | set | type):
+        raise TypeError(
+            "inputs must be a tensor, a tuple of positional or a mapping of keyword arguments, got "
+            f"{shown(inputs)}."
+        )
     if isinstance(inputs, list | np.ndarray):
         raise TypeError(
             "inputs must be a tensor, a tuple of positional or a mapping of keyword arguments, got "
@@ -284,13 +362,6 @@ def as_arguments(inputs: Inputs) -> tuple[tuple, dict[str, Any]]:
             "arguments."
         )
     return (inputs,), {}
-
-
-def _require_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 def _require_finite_inputs(values: tuple) -> None:

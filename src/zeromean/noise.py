@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from zeromean.arguments import require_floating
+
 NoiseFamily = Callable[[Tensor], Tensor]
 
 
@@ -39,6 +41,7 @@ def factorized(like: Tensor) -> Tensor:
     independent; √(π/2) gives them unit variance. The noise of noisy networks for exploration,
     Fortunato et al. (2017).
     """
+    require_floating("Noise", like)
     matrix = like.unsqueeze(-1).flatten(1)
     rows, columns = normal(matrix[:, 0]), normal(matrix[0])
     roots = [x.sign() * x.abs().sqrt() for x in (rows, columns)]
@@ -51,6 +54,7 @@ def _in_memory_order(draw: Callable[..., Tensor], like: Tensor, *arguments: int)
     torch's generators are many times slower on tensors that are not contiguous, such as
     channels_last ones.
     """
+    require_floating("Noise", like)
     if like.dim() < 4 or like.stride(1) != 1:
         return draw(like, *arguments, memory_format=torch.contiguous_format)
     channels_last = like.movedim(1, -1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zeromean.arguments import require_integer, require_model, require_numbers, shown
 from zeromean.dropout import UnitNoise
 from zeromean.posteriors import Posterior
 from zeromean.stochastic import no_kl, stochastic_modules
@@ -16,6 +17,7 @@ from zeromean.stochastic import no_kl, stochastic_modules
 
 def kl_by_layer(model: nn.Module) -> dict[str, Tensor]:
     """The KL term of everything that has one, by name; a tied posterior counts once."""
+    require_model(model)
     terms: dict[str, Tensor] = {}
     counted: set[nn.Module] = set()
     for name, module in stochastic_modules(model).items():
@@ -47,6 +49,9 @@ def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0)
         num_data: Objects in the whole training set: not in the batch, not batches in an epoch.
         beta: Weight of the KL term: a warm-up schedule's value, or the ⅓ of Kingma's set-up.
     """
+    for name, value in (("nll_mean", nll_mean), ("kl", kl)):
+        if not isinstance(value, (Tensor, int, float)) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a tensor with one number, got {shown(value)}.")
     if isinstance(nll_mean, Tensor) and nll_mean.dim() > 0:
         raise ValueError(
             "nll_mean must be one number, averaged over the mini-batch, got a tensor of shape "
@@ -57,6 +62,9 @@ def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0)
             f"kl must be one number, summed over the model, got a tensor of shape "
             f"{tuple(kl.shape)}; use zm.kl_divergence(model)."
         )
+    require_numbers(num_data=num_data)
+    if not isinstance(beta, Tensor):
+        require_numbers(beta=beta)
     if not 0 < num_data < math.inf:
         raise ValueError(
             f"num_data must be the number of objects in the training set, got {num_data}."
@@ -68,14 +76,15 @@ def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0)
 
 def linear_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callable[[int], float]:
     """beta that rises linearly from `start` at step 0 to `end` at step `steps` and stays there."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}.")
+    require_integer("steps", steps, at_least=1)
+    require_numbers(start=start, end=end)
     return lambda step: start + (end - start) * min(max(step, 0) / steps, 1.0)
 
 
 def cosine_warmup(steps: int, *, start: float = 0.0, end: float = 1.0) -> Callable[[int], float]:
     """beta that rises from `start` to `end` along half a cosine and stays there."""
     linear = linear_warmup(steps)
+    require_numbers(start=start, end=end)
     return lambda step: start + (end - start) * 0.5 * (1 - math.cos(math.pi * linear(step)))
 
 
@@ -85,12 +94,31 @@ def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = m
     Frozen parameters stay as they are. `high=0` is Kingma's α ≤ 1. A projection, not a clamp in
     the forward pass: a clamped parameter would get no gradient and could never come back.
     """
+    require_model(model)
+    require_numbers(low=low, high=high)
     if not low <= high:
         raise ValueError(f"low must not exceed high, got low={low}, high={high}.")
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, (Posterior, UnitNoise)):
                 module.clip_log_alpha_(low, high)
+
+
+def require_optimized(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    """Raise a ValueError where parameters of the model are in none of the optimizers.
+
+    `make_stochastic_`, `zero_mean_` and `to_deterministic` make new parameters, of which an
+    optimizer from before knows nothing: it would go on training tensors that no model reads.
+    """
+    known = {p for each in optimizers for group in each.param_groups for p in group["params"]}
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and p not in known]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"No optimizer has {', '.join(missing[:3])}{more}: was it built before the model was "
+            "converted? Build it anew from zm.parameter_groups(model, lr=…), or freeze what is not "
+            "to be trained by requires_grad_(False)."
+        )
 
 
 def parameter_groups(
@@ -127,6 +155,10 @@ def parameter_groups(
             their variances, and makes steps ever smaller beside them; with decay, old noise is
             forgotten.
     """
+    require_model(model)
+    rates = {"lr": lr, "log_alpha_lr": log_alpha_lr, "weight_decay": weight_decay}
+    rates |= {"scale_lr": scale_lr, "scale_decay": scale_decay}
+    require_numbers(**{name: rate for name, rate in rates.items() if rate is not None})
     logarithms, scales = set(), set()
     for module in model.modules():
         if isinstance(module, (Posterior, UnitNoise)):

@@ -18,6 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zeromean.arguments import (
+    nearest,
+    require_choice,
+    require_dtype,
+    require_function,
+    require_integer,
+    require_numbers,
+    shown,
+)
 from zeromean.functional import smallest_normal
 from zeromean.noise import NOISES, NoiseFamily, normal
 
@@ -60,15 +69,18 @@ class Posterior(nn.Module):
     has_mean = True
     mask: Tensor | None
 
-    def __init__(self, shape: Sequence[int], noise: NoiseFamily, layout: WeightLayout):
+    def __init__(self, shape: Sequence[int] | None, noise: NoiseFamily, layout: WeightLayout):
         super().__init__()
-        if not callable(noise):
-            names = ", ".join(f"zm.{name}" for name in NOISES)
-            raise TypeError(f"noise must be a function, got {noise!r}; use one of {names}.")
-        self.shape = torch.Size(shape)
+        require_function("noise", noise, nearest(noise, list(NOISES)))
+        self.shape = _require_shape(shape)
         self.noise = noise
         self.layout = layout
         self.register_buffer("mask", None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "mask" and value is not None:
+            value = self._require_mask(value)
+        super().__setattr__(name, value)  # pyright: ignore[reportArgumentType]
 
     # What a posterior must answer.
 
@@ -228,6 +240,22 @@ class Posterior(nn.Module):
             rows = torch.arange(self.shape[0], device=scale.device)
         return scale.masked_fill((rows == row).unsqueeze(-1), 0.0)
 
+    def _require_mask(self, mask: Any) -> Tensor:
+        """A mask in the shape of the weight, from one that broadcasts against it."""
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            raise TypeError(
+                f"mask must be a bool tensor, True for the weights to keep, got {shown(mask)}."
+            )
+        if mask.shape == self.shape:
+            return mask
+        try:
+            return mask.expand(self.shape).contiguous()
+        except RuntimeError as error:
+            raise ValueError(
+                f"mask must have the shape of the weight, {tuple(self.shape)}, or broadcast to "
+                f"it, got {tuple(mask.shape)}."
+            ) from error
+
     def _look_up(self, parameter: Tensor, rows: Tensor | None) -> Tensor:
         if rows is None:
             return parameter
@@ -256,7 +284,7 @@ class ZeroMean(Posterior):
 
     def __init__(
         self,
-        shape: Sequence[int],
+        shape: Sequence[int] | None = None,
         *,
         noise: NoiseFamily = normal,
         layout: WeightLayout = WeightLayout(),
@@ -264,6 +292,7 @@ class ZeroMean(Posterior):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(shape, noise, layout)
+        require_dtype(dtype)
         self.scale = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -304,7 +333,7 @@ class Multiplicative(Posterior):
 
     def __init__(
         self,
-        shape: Sequence[int],
+        shape: Sequence[int] | None = None,
         *,
         share: Literal["layer", "neuron", "weight"] = "layer",
         log_alpha: float = -5.0,
@@ -314,8 +343,8 @@ class Multiplicative(Posterior):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(shape, noise, layout)
-        if share not in SHARES:
-            raise ValueError(f"share must be one of {', '.join(SHARES)}, got {share!r}.")
+        require_dtype(dtype)
+        require_choice("share", share, SHARES)
         self.share = share
         self.initial_log_alpha = _require_finite("log_alpha", log_alpha)
         num_neurons = self.shape[layout.neuron_dim] * layout.groups
@@ -385,21 +414,35 @@ class Additive(Posterior):
     variational dropout learn large α. Molchanov et al. (2017).
 
     Args:
-        log_variance: Initial log σ².
+        log_variance: Initial log σ², the same for every weight. Default: −10.
+        log_alpha: Initial log(σ² / mean²) in its place: noise relative to each weight, so that
+            layers with large and small weights get as much of it.
     """
 
     def __init__(
         self,
-        shape: Sequence[int],
+        shape: Sequence[int] | None = None,
         *,
-        log_variance: float = -10.0,
+        log_variance: float | None = None,
+        log_alpha: float | None = None,
         noise: NoiseFamily = normal,
         layout: WeightLayout = WeightLayout(),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__(shape, noise, layout)
-        self.initial_log_variance = _require_finite("log_variance", log_variance)
+        require_dtype(dtype)
+        if log_variance is not None and log_alpha is not None:
+            raise ValueError(
+                "The initial noise is either log_variance, the same for every weight, or "
+                f"log_alpha, relative to each; got {log_variance} and {log_alpha}."
+            )
+        self.initial_log_alpha = (
+            None if log_alpha is None else _require_finite("log_alpha", log_alpha)
+        )
+        self.initial_log_variance = _require_finite(
+            "log_variance", -10.0 if log_variance is None else log_variance
+        )
         self.mean = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
         self.log_variance = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
         self.reset_parameters()
@@ -434,11 +477,25 @@ class Additive(Posterior):
 
     def reset_parameters(self) -> None:
         self._initialize_like_torch_(self.mean)
-        nn.init.constant_(self.log_variance, self.initial_log_variance)
+        self._reset_noise_()
 
     def set_weight_(self, weight: Tensor) -> None:
         with torch.no_grad():
             self.mean.copy_(weight)
+        if self.initial_log_alpha is not None:
+            self._reset_noise_()
+
+    @torch.no_grad()
+    def _reset_noise_(self) -> None:
+        if self.initial_log_alpha is None:
+            nn.init.constant_(self.log_variance, self.initial_log_variance)
+            return
+        magnitude = self.mean.to(torch.promote_types(self.dtype, torch.float32)).abs()
+        typical = magnitude.square().mean().sqrt()
+        typical = torch.where(typical > 0, typical, self.initial_bound)
+        # A weight near zero gets a little noise too: without any it would hardly learn how much.
+        magnitude = magnitude.maximum(0.01 * typical)
+        self.log_variance.copy_(2 * magnitude.log() + self.initial_log_alpha)
 
 
 def flushed(scale: Tensor) -> Tensor:
@@ -455,7 +512,17 @@ def _log_magnitude(weight: Tensor) -> Tensor:
     return weight.abs().clamp_min(torch.finfo(weight.dtype).tiny).log()
 
 
+def _require_shape(shape: Any) -> torch.Size:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise TypeError(
+            f"A posterior needs the shape of its weight, such as (out_features, in_features), got "
+            f"{shown(shape)}; layers take the class itself and give it the shape."
+        )
+    return torch.Size([require_integer("a size in shape", size, at_least=0) for size in shape])
+
+
 def _require_finite(name: str, value: float) -> float:
+    require_numbers(**{name: value})
     if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}.")
     return float(value)

@@ -3,21 +3,6 @@
 Inside a prediction BatchNorm uses its running statistics and torch's Dropout modules stay on
 (Monte-Carlo dropout); the modes are restored afterwards. The function `F.dropout(x, p,
 self.training)` goes by the mode of the module that calls it, which is eval: make it a module.
-Common arguments:
-
-- `num_samples`: draws of the noise.
-- `sampler`: how every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`, …);
-  "auto" lets every layer draw its weights where they are far fewer than its outputs.
-- `seed`: makes the draw reproducible, for the same model, inputs, chunk and batch size, without
-  touching the global generator.
-- `chunk_size`: samples that run at once; by default chosen so that more samples need no more
-  memory.
-- `batch_size`: objects, along dimension 0 of inputs and outputs, that run at once; by default all.
-  A sample is one network for all of them where weights are drawn (`zm.weight`). Inputs whose
-  length is that of the first one are split alike, others go to every batch as they are. One that
-  only happens to be as long, and is not by object, needs `unsqueeze(0)`.
-- `select`: picks the tensor from what the model puts out, where that is not a tensor.
-- `inputs`: a tensor, a tuple of positional or a mapping of keyword arguments.
 
 Noise must come from torch: a draw of Python's or numpy's generators inside the model is the same
 for all samples. Threads that predict at the same time need a copy of the model each; with seeds
@@ -32,8 +17,12 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, overlo
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
-from zeromean.monte_carlo import Inputs, draw_outputs
+from zeromean.arguments import require_integer, shown
+from zeromean.monte_carlo import InputsOrLoader, as_arguments, draw_outputs
+from zeromean.probabilities import Link, OutputKind, ToProbabilities
 from zeromean.samplers import Sampler
 
 
@@ -49,7 +38,7 @@ class _Options(TypedDict, total=False):
 
 def sample_outputs(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     sampler: Sampler | Literal["auto"] | None = None,
@@ -65,6 +54,24 @@ def sample_outputs(
     layer is called twice.
 
     Args:
+        model: Any module. What it draws noise with, stochastic layers and Dropout, is on.
+        inputs: A tensor, a tuple of positional or a mapping of keyword arguments. Or a DataLoader
+            that gives one of these, or `(inputs, targets)`, a batch, in a fixed order: it is read
+            once, and its inputs are kept in memory.
+        num_samples: Draws of the noise.
+        sampler: How every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`,
+            …); "auto" lets dense layers on vectors draw weights where that is cheaper.
+        seed: Makes the draw reproducible, for the same model, inputs, chunk and batch size, without
+            touching the global generator.
+        chunk_size: Samples that run at once. Default: so many that more samples need no more
+            memory.
+        batch_size: Objects, along dimension 0 of inputs and outputs, that run at once. Default:
+            all. A sample is one network for all of them where weights are drawn (`zm.weight`).
+            Inputs whose length is that of the first one are split alike, others go to every batch
+            as they are. One that only happens to be as long, and is not by object, needs
+            `unsqueeze(0)`.
+        select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
+            called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
         differentiable: Keep the graph, for gradients through the samples.
     """
     chunks: list[Tensor] = []
@@ -86,29 +93,35 @@ def sample_outputs(
 @overload
 def predict_proba(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     dim: int = -1,
+    link: Link = "softmax",
+    outputs: OutputKind | None = None,
     return_stderr: Literal[False] = False,
     **options: Unpack[_Options],
 ) -> Tensor: ...
 @overload
 def predict_proba(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     dim: int = -1,
+    link: Link = "softmax",
+    outputs: OutputKind | None = None,
     return_stderr: Literal[True],
     **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...
 def predict_proba(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     dim: int = -1,
+    link: Link = "softmax",
+    outputs: OutputKind | None = None,
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
@@ -118,24 +131,51 @@ def predict_proba(
 ) -> Any:
     """Class probabilities averaged over the samples, `(batch, classes)`.
 
+    With `link="sigmoid"` the probability of yes for every output, in the shape of the outputs.
+
     Args:
-        dim: Dimension of the classes in the model's output, which are logits.
+        model: Any module. What it draws noise with, stochastic layers and Dropout, is on.
+        inputs: A tensor, a tuple of positional or a mapping of keyword arguments. Or a DataLoader
+            that gives one of these, or `(inputs, targets)`, a batch, in a fixed order: it is read
+            once, and its inputs are kept in memory.
+        num_samples: Draws of the noise.
+        dim: Dimension of the classes in the model's output; a sigmoid has none.
+        link: "softmax" where an object is of one of several classes, "sigmoid" where every output
+            says yes or no by itself: one logit of two classes, or many labels.
+        outputs: "logits" or "probabilities": what the model returns. Default: logits, which the
+            logarithms of probabilities (nn.LogSoftmax) are too; where the model ends in nn.Softmax
+            or nn.Sigmoid, or all outputs lie in [0, 1] and sum to 1, an error asks.
+        sampler: How every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`,
+            …); "auto" lets dense layers on vectors draw weights where that is cheaper.
+        seed: Makes the draw reproducible, for the same model, inputs, chunk and batch size, without
+            touching the global generator.
+        chunk_size: Samples that run at once. Default: so many that more samples need no more
+            memory.
+        batch_size: Objects, along dimension 0 of inputs and outputs, that run at once. Default:
+            all. A sample is one network for all of them where weights are drawn (`zm.weight`).
+            Inputs whose length is that of the first one are split alike, others go to every batch
+            as they are. One that only happens to be as long, and is not by object, needs
+            `unsqueeze(0)`.
+        select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
+            called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
         return_stderr: Return `(probabilities, standard errors)`.
     """
     if return_stderr:
         _require_several("return_stderr=True", num_samples)
     running = _Running(spread=return_stderr)
+    probabilities_of = _to_probabilities(model, inputs, dim, link, outputs, select)
     draw_outputs(
         model,
         inputs,
         num_samples,
-        lambda logits: running.update(_softmax(logits, dim)),
+        lambda chunk: running.update(probabilities_of(chunk)),
         sampler=sampler,
         seed=seed,
         chunk_size=chunk_size,
         batch_size=batch_size,
         select=select,
     )
+    probabilities_of.finish()
     return (running.mean, running.stderr()) if return_stderr else running.mean
 
 
@@ -162,7 +202,7 @@ class PredictiveMoments(NamedTuple):
 @overload
 def predict_moments(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     likelihood: Likelihood | None = None,
@@ -172,7 +212,7 @@ def predict_moments(
 @overload
 def predict_moments(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     likelihood: Likelihood | None = None,
@@ -181,7 +221,7 @@ def predict_moments(
 ) -> tuple[PredictiveMoments, PredictiveMoments]: ...
 def predict_moments(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     likelihood: Likelihood | None = None,
@@ -195,11 +235,30 @@ def predict_moments(
     """Mean, aleatoric and epistemic variance of a regression.
 
     Args:
+        model: Any module. What it draws noise with, stochastic layers and Dropout, is on.
+        inputs: A tensor, a tuple of positional or a mapping of keyword arguments. Or a DataLoader
+            that gives one of these, or `(inputs, targets)`, a batch, in a fixed order: it is read
+            once, and its inputs are kept in memory.
+        num_samples: Draws of the noise.
         likelihood: The likelihood of the training (`zm.GaussianLikelihood` or
             `zm.HeteroscedasticGaussianLikelihood`). Without one the aleatoric variance is zero.
+        sampler: How every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`,
+            …); "auto" lets dense layers on vectors draw weights where that is cheaper.
+        seed: Makes the draw reproducible, for the same model, inputs, chunk and batch size, without
+            touching the global generator.
+        chunk_size: Samples that run at once. Default: so many that more samples need no more
+            memory.
+        batch_size: Objects, along dimension 0 of inputs and outputs, that run at once. Default:
+            all. A sample is one network for all of them where weights are drawn (`zm.weight`).
+            Inputs whose length is that of the first one are split alike, others go to every batch
+            as they are. One that only happens to be as long, and is not by object, needs
+            `unsqueeze(0)`.
+        select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
+            called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
         return_stderr: Return `(moments, standard errors)`, the latter in the same form.
     """
     _require_several("predict_moments", num_samples)
+    _require_likelihood(likelihood)
     means, noises = _Running(spread=True, keep=return_stderr), _Running(spread=return_stderr)
 
     def consume(outputs: Tensor) -> None:
@@ -245,29 +304,35 @@ class PredictiveUncertainty(NamedTuple):
 @overload
 def predictive_uncertainty(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     dim: int = -1,
+    link: Link = "softmax",
+    outputs: OutputKind | None = None,
     return_stderr: Literal[False] = False,
     **options: Unpack[_Options],
 ) -> PredictiveUncertainty: ...
 @overload
 def predictive_uncertainty(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     dim: int = -1,
+    link: Link = "softmax",
+    outputs: OutputKind | None = None,
     return_stderr: Literal[True],
     **options: Unpack[_Options],
 ) -> tuple[PredictiveUncertainty, PredictiveUncertainty]: ...
 def predictive_uncertainty(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
     dim: int = -1,
+    link: Link = "softmax",
+    outputs: OutputKind | None = None,
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,
@@ -275,21 +340,47 @@ def predictive_uncertainty(
     select: Callable[[Any], Tensor] | None = None,
     return_stderr: bool = False,
 ) -> Any:
-    """Predictive entropy, expected entropy and mutual information of every object.
+    """Predictive entropy, expected entropy and mutual information of every object, in nats.
+
+    With `link="sigmoid"` those of every yes or no, in the shape of the outputs.
 
     Args:
-        dim: Dimension of the classes in the model's output, which are logits.
+        model: Any module. What it draws noise with, stochastic layers and Dropout, is on.
+        inputs: A tensor, a tuple of positional or a mapping of keyword arguments. Or a DataLoader
+            that gives one of these, or `(inputs, targets)`, a batch, in a fixed order: it is read
+            once, and its inputs are kept in memory.
+        num_samples: Draws of the noise.
+        dim: Dimension of the classes in the model's output; a sigmoid has none.
+        link: "softmax" where an object is of one of several classes, "sigmoid" where every output
+            says yes or no by itself: one logit of two classes, or many labels.
+        outputs: "logits" or "probabilities": what the model returns. Default: logits, which the
+            logarithms of probabilities (nn.LogSoftmax) are too; where the model ends in nn.Softmax
+            or nn.Sigmoid, or all outputs lie in [0, 1] and sum to 1, an error asks.
+        sampler: How every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`,
+            …); "auto" lets dense layers on vectors draw weights where that is cheaper.
+        seed: Makes the draw reproducible, for the same model, inputs, chunk and batch size, without
+            touching the global generator.
+        chunk_size: Samples that run at once. Default: so many that more samples need no more
+            memory.
+        batch_size: Objects, along dimension 0 of inputs and outputs, that run at once. Default:
+            all. A sample is one network for all of them where weights are drawn (`zm.weight`).
+            Inputs whose length is that of the first one are split alike, others go to every batch
+            as they are. One that only happens to be as long, and is not by object, needs
+            `unsqueeze(0)`.
+        select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
+            called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
         return_stderr: Return `(uncertainty, standard errors)`, the latter in the same form, by
             the delta method.
     """
     if return_stderr:
         _require_several("return_stderr=True", num_samples)
     probabilities, entropies = _Running(keep=return_stderr), _Running(keep=return_stderr)
+    probabilities_of = _to_probabilities(model, inputs, dim, link, outputs, select)
 
-    def consume(logits: Tensor) -> None:
-        chunk = _softmax(logits, dim)
+    def consume(chunk: Tensor) -> None:
+        chunk = probabilities_of(chunk)
         probabilities.update(chunk)
-        entropies.update(_entropy(chunk, _sample_dim(dim)))
+        entropies.update(probabilities_of.entropy(chunk, samples=True))
 
     draw_outputs(
         model,
@@ -302,14 +393,17 @@ def predictive_uncertainty(
         batch_size=batch_size,
         select=select,
     )
-    total = _entropy(probabilities.mean, dim)
+    probabilities_of.finish()
+    total = probabilities_of.entropy(probabilities.mean, samples=False)
     expected = entropies.mean
     # Jensen makes the difference non-negative; rounding may not.
     uncertainty = PredictiveUncertainty(total, expected, (total - expected).clamp_min(0))
     if not return_stderr:
         return uncertainty
     # To first order the entropy of the average moves with −Σ p log(average).
-    surprise = torch.xlogy(probabilities.kept(), probabilities.mean).sum(_sample_dim(dim)).neg()
+    surprise = probabilities_of.cross_entropy(
+        probabilities.kept(), probabilities.mean, samples=True
+    )
     entropy = entropies.kept()
     errors = [t.std(0) / math.sqrt(num_samples) for t in (surprise, entropy, surprise - entropy)]
     return uncertainty, PredictiveUncertainty(*errors)
@@ -356,30 +450,39 @@ class _Running:
         return torch.cat(self.chunks or [])
 
 
-def _sample_dim(dim: int) -> int:
-    """A dimension of one output, counted in a chunk that has the samples in front."""
-    return dim if dim < 0 else dim + 1
+def _to_probabilities(
+    model: nn.Module,
+    inputs: InputsOrLoader,
+    dim: int,
+    link: Link,
+    outputs: OutputKind | None,
+    select: Callable[[Any], Tensor] | None,
+) -> ToProbabilities:
+    # What is picked from the outputs need not be what the last module returned.
+    shown = model if select is None else None
+    return ToProbabilities(
+        shown, dim=dim, link=link, outputs=outputs, num_objects=_num_objects(inputs)
+    )
 
 
-def _softmax(logits: Tensor, dim: int) -> Tensor:
-    if not -logits.dim() < dim < logits.dim() - 1:
-        raise ValueError(
-            f"dim={dim} is not a dimension of outputs of shape {tuple(logits.shape[1:])}."
+def _num_objects(inputs: InputsOrLoader) -> int | Literal["any"] | None:
+    """As `ToProbabilities` asks for it: a tensor of one dimension may be one object by itself."""
+    if isinstance(inputs, DataLoader):
+        return "any"
+    first = next((t for t in tree_leaves(as_arguments(inputs)) if isinstance(t, Tensor)), None)
+    return None if first is None or first.dim() < 2 else len(first)
+
+
+def _require_likelihood(likelihood: Any) -> None:
+    method = getattr(likelihood, "mean_and_log_variance", None)
+    if likelihood is not None and (isinstance(likelihood, type) or not callable(method)):
+        raise TypeError(
+            "likelihood must have a method mean_and_log_variance(outputs), as "
+            f"zm.GaussianLikelihood() has, got {shown(likelihood)}."
         )
-    if logits.shape[_sample_dim(dim)] < 2:
-        raise ValueError(
-            f"The model must put out logits with at least 2 classes in dimension {dim}, got "
-            f"outputs of shape {tuple(logits.shape[1:])}; set dim=, or add the other class."
-        )
-    # Half precision has too few digits for probabilities.
-    half = logits.dtype in (torch.float16, torch.bfloat16)
-    return logits.softmax(_sample_dim(dim), dtype=torch.float32 if half else None)
-
-
-def _entropy(probabilities: Tensor, dim: int) -> Tensor:
-    return torch.xlogy(probabilities, probabilities).sum(dim).neg()
 
 
 def _require_several(what: str, num_samples: int) -> None:
+    require_integer("num_samples", num_samples)
     if num_samples < 2:
         raise ValueError(f"{what} needs num_samples of at least 2, got {num_samples}.")

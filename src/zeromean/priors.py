@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zeromean import functional
+from zeromean.arguments import require_choice, require_numbers
 from zeromean.functional import wide
 from zeromean.posteriors import Additive, Multiplicative, Posterior
 
@@ -43,7 +44,8 @@ class LogUniform:
     method: str
 
     def __init__(self, kl: Literal["exact", "approx", "sample"] = "exact"):
-        object.__setattr__(self, "method", _choice("LogUniform", kl, "exact", "approx", "sample"))
+        require_choice("kl", kl, ("exact", "approx", "sample"))
+        object.__setattr__(self, "method", kl)
 
     def kl(self, posterior: Posterior) -> Tensor:
         if not posterior.has_mean:
@@ -68,7 +70,8 @@ class StudentT:
     """Student's t with `df` degrees of freedom: a proper prior that tends to LogUniform.
 
     The constant is fixed so that df → 0 gives LogUniform's KL; a normalised density would add
-    −½ log df, about 18 nat a weight at the default. Neklyudov et al. (2019), equation 10.
+    −log df − 1.36 there, about 35 nat a weight at the default. Neklyudov et al. (2019),
+    equation 10.
 
     Args:
         df: Degrees of freedom.
@@ -80,10 +83,12 @@ class StudentT:
     method: str
 
     def __init__(self, df: float = 1e-16, kl: Literal["quadrature", "sample"] = "quadrature"):
+        require_numbers(df=df)
+        require_choice("kl", kl, ("quadrature", "sample"))
         if not 0 < df < math.inf:
             raise ValueError(f"StudentT needs df > 0, got {df}; for the limit 0 use LogUniform().")
         object.__setattr__(self, "df", float(df))
-        object.__setattr__(self, "method", _choice("StudentT", kl, "quadrature", "sample"))
+        object.__setattr__(self, "method", kl)
 
     def kl(self, posterior: Posterior) -> Tensor:
         if self.method == "sample":
@@ -126,6 +131,7 @@ class Normal:
     learn: bool = False
 
     def __post_init__(self):
+        require_numbers(scale=self.scale)
         if not 0 < self.scale < math.inf:
             raise ValueError(f"Normal needs a scale > 0, got {self.scale}.")
 
@@ -193,9 +199,3 @@ def _of_random(posterior: Posterior, per_weight: Tensor) -> Tensor:
 
 def _zero(posterior: Posterior) -> Tensor:
     return wide(torch.zeros((), dtype=posterior.dtype, device=posterior.device))
-
-
-def _choice(owner: str, value: str, *choices: str) -> str:
-    if value not in choices:
-        raise ValueError(f"{owner} needs kl= one of {', '.join(choices)}, got {value!r}.")
-    return value

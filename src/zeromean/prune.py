@@ -16,6 +16,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from zeromean.arguments import (
+    require_choice,
+    require_model,
+    require_numbers,
+    require_predicate,
+)
 from zeromean.convert import Predicate
 from zeromean.dropout import UnitNoise
 from zeromean.posteriors import Multiplicative, Posterior
@@ -80,6 +86,8 @@ def prune_(
             variance. A neuron all of whose weights have log α > 3 has it too.
         where: Predicate of name and layer that selects what is pruned.
     """
+    require_model(model)
+    require_predicate(where)
     _check(by, threshold, sparsity, scope, unit)
     candidates, left = _select(model, by, scope, unit, sparsity, where)
     if sparsity is None:
@@ -110,9 +118,11 @@ def require_prunable(model: nn.Module) -> None:
 
 
 def _check(by: str, threshold: float | None, sparsity: float | None, scope: str, unit: str) -> None:
-    _choice("by", by, "snr", "variance")
-    _choice("scope", scope, "layer", "global")
-    _choice("unit", unit, "weight", "neuron")
+    require_choice("by", by, ("snr", "variance"))
+    require_choice("scope", scope, ("layer", "global"))
+    require_choice("unit", unit, ("weight", "neuron"))
+    given = {"threshold": threshold, "sparsity": sparsity}
+    require_numbers(**{name: value for name, value in given.items() if value is not None})
     if threshold is not None and sparsity is not None:
         raise ValueError(
             f"prune_ takes a threshold or a sparsity, got threshold={threshold} and "
@@ -225,8 +235,3 @@ def _stochastic_parts(
         for child_name, child in module.named_children():
             if isinstance(child, Posterior):
                 yield name, module, weight_name(name, child_name), child
-
-
-def _choice(argument: str, value: str, *choices: str) -> None:
-    if value not in choices:
-        raise ValueError(f"{argument} must be one of {', '.join(choices)}, got {value!r}.")

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from zeromean.arguments import require_dtype, require_floating, require_integer, require_numbers
 from zeromean.held import KeptNoise
-from zeromean.layers import PriorChoice, build_posterior, checked_prior, require_positive
+from zeromean.layers import PriorChoice, build_posterior, checked_prior, require_factory
 from zeromean.posteriors import Additive, Posterior, PosteriorFactory, WeightLayout
 from zeromean.recurrent_kernels import State, run_recurrent
 from zeromean.samplers import Sampler, mean, weight
@@ -70,7 +71,12 @@ class RecurrentLayer(StochasticModule):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        require_positive(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        input_size = require_integer("input_size", input_size, at_least=1)
+        hidden_size = require_integer("hidden_size", hidden_size, at_least=1)
+        num_layers = require_integer("num_layers", num_layers, at_least=1)
+        require_factory(posterior)
+        require_dtype(dtype)
+        require_numbers(dropout=dropout)
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must lie between 0 and 1, got {dropout}.")
         if dropout > 0 and num_layers == 1:
@@ -215,7 +221,9 @@ class RecurrentLayer(StochasticModule):
         shape = (self.num_layers * self.num_directions, num_objects, self.hidden_size)
         if hx is None:
             return (data.new_zeros(shape),) * self.num_states
-        state = (hx,) if self.num_states == 1 else tuple(hx)
+        state = (hx,) if self.num_states == 1 or isinstance(hx, Tensor) else tuple(hx)
+        for part in state:
+            require_floating(f"An initial state of {type(self).__name__}", part)
         wanted = (shape[0], shape[2]) if single else shape
         if len(state) != self.num_states or any(s.shape != wanted for s in state):
             raise ValueError(
@@ -225,6 +233,7 @@ class RecurrentLayer(StochasticModule):
         return tuple(s.unsqueeze(1) for s in state) if single else state
 
     def _check_input(self, data: Tensor, packed: bool) -> None:
+        require_floating(type(self).__name__, data)
         if (not packed and data.dim() not in (2, 3)) or data.shape[-1] != self.input_size:
             order = "(N, T" if self.batch_first else "(T, N"
             raise ValueError(

@@ -10,7 +10,7 @@ each output, and all but `mean` in its variance; they differ in what shares one 
 | `weight` | any | every weight, once for the batch | everything |
 | `flipout` | any | every weight, with random signs by object | each object by itself |
 | `mean` | any | nothing | – |
-| `auto` | any | weights where they are far fewer than outputs, else outputs | as either |
+| `auto` | any | weights where that is cheaper and no example can tell, else outputs | as `local` |
 """
 
 from __future__ import annotations
@@ -86,16 +86,18 @@ def mean(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = N
 
 
 def auto(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
-    """Whichever of `weight` and `moment_matched` is cheaper for this layer and batch.
+    """The cheaper of `weight` and `local`, where the predictions of each example stay the same.
 
-    Random numbers are what costs, so: `weight` where the weights are at most a quarter as many as
-    the outputs of the batch (most convolutions), else `moment_matched`, which for normal noise is
-    `local` (most dense layers). For prediction: in training, the layers' own samplers are better.
+    Random numbers are what costs. A dense layer on vectors draws weights where they are at most a
+    quarter as many as the outputs of the batch; each example by itself is distributed as with
+    `local`. Where outputs of one example share weights (convolutions, sequences), `weight` is
+    another distribution than the `local` that the network was trained with, and costs accuracy;
+    there `auto` is `local`. In `zm.sampling` and predictions, layers that were built with another
+    sampler than `local` keep it. In training, the layers' own samplers are better.
     """
-    draw = (
-        weight if 4 * posterior.numel() <= op.count_outputs(x, posterior.shape) else moment_matched
-    )
-    return draw(op, x, posterior, bias)
+    if op.prefers_weights(x, posterior.shape):
+        return weight(op, x, posterior, bias)
+    return moment_matched(op, x, posterior, bias)
 
 
 SAMPLERS: dict[str, Sampler] = {

@@ -9,9 +9,10 @@ from weakref import WeakSet
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from zeromean.arguments import nearest, require_function, require_integer, require_model
 from zeromean.held import HeldNoise, Noise, draw
 from zeromean.recurrent import RecurrentLayer
-from zeromean.samplers import Sampler, mean
+from zeromean.samplers import SAMPLERS, Sampler, mean
 from zeromean.stochastic import stochastic_modules, swapped_samplers
 
 # What draws dropout noise while its own `training` flag is set. TransformerEncoderLayer is here
@@ -39,8 +40,8 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     need a copy of the model each. A copy that is made inside of the block draws as the model does
     outside; its Dropout, with `zm.mean`, stays off until `copy.train()`.
     """
-    if not callable(sampler):
-        raise TypeError(f"sampler must be a function such as zm.mean, got {sampler!r}.")
+    require_model(model)
+    require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
     layers = stochastic_modules(model).values()
     accepted = {layer: layer.accepted_sampler(sampler) for layer in layers}
     with swapped_samplers(accepted), _without_dropout(model) if sampler is mean else nullcontext():
@@ -79,8 +80,9 @@ def held_noise(
             meets the same network i, and `held.redraw(objects)` changes the networks of some. The
             objects must be dimension 0 of what every layer sees, not only of the model's inputs.
     """
-    if num_objects is not None and num_objects < 1:
-        raise ValueError(f"num_objects must be at least 1, got {num_objects}.")
+    require_model(model)
+    if num_objects is not None:
+        num_objects = require_integer("num_objects", num_objects, at_least=1)
     held = HeldNoise(_distributions(model), num_objects)
     if noise is None:
         held.redraw()
@@ -96,8 +98,9 @@ def draw_noise(model: nn.Module, num_samples: int | None = None) -> Noise:
     Args:
         num_samples: Draw it so many times, along a new first dimension of every tensor.
     """
-    if num_samples is not None and num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
+    require_model(model)
+    if num_samples is not None:
+        num_samples = require_integer("num_samples", num_samples, at_least=1)
     return {name: draw(part, num_samples) for name, part in _distributions(model).items()}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from zeromean.arguments import require_model
 from zeromean.compression.sparse_layers import SparseLinear
 from zeromean.posteriors import Posterior
 
@@ -82,6 +83,7 @@ def sparsity(model: nn.Module) -> Sparsity:
     two or more dimensions, including those masked by `torch.nn.utils.prune`. Of a compressed model
     the layers count as they are now, without the units that were removed.
     """
+    require_model(model)
     rows = []
     counted: dict[int, Posterior | Tensor] = {}
     for name, weight in _weights(model):

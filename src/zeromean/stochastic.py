@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean import functional
+from zeromean.arguments import require_model
 from zeromean.samplers import Sampler
 
 # How layers draw outside of the `swapped_samplers` that they are in.
@@ -53,6 +54,7 @@ class StochasticModule(nn.Module):
 
 def stochastic_modules(model: nn.Module) -> dict[str, StochasticModule]:
     """All that draws noise, by name: stochastic and recurrent layers, and noise on units."""
+    require_model(model)
     return {n: m for n, m in model.named_modules() if isinstance(m, StochasticModule)}
 
 

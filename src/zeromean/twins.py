@@ -17,8 +17,15 @@ from zeromean.convolutions import (
     convolution_settings,
 )
 from zeromean.dropout import UnitNoise, UnitScale
-from zeromean.layers import Embedding, Linear, PriorChoice, SamplerChoice, StochasticLayer
-from zeromean.posteriors import Multiplicative, Posterior, PosteriorFactory, WeightLayout
+from zeromean.layers import (
+    Embedding,
+    Linear,
+    PriorChoice,
+    SamplerChoice,
+    StochasticLayer,
+    build_posterior,
+)
+from zeromean.posteriors import Additive, Multiplicative, Posterior, PosteriorFactory, WeightLayout
 from zeromean.recurrent import GRU, LSTM, RecurrentLayer
 from zeromean.stochastic import StochasticModule
 
@@ -42,7 +49,7 @@ def stochastic_twin(
         if tied is not None:
             _share_layout_(name, tied, options.get("layout", WeightLayout()))
             return tied
-        distribution = posterior(shape, **options)
+        distribution = build_posterior(posterior, shape, **options)
         distribution.set_weight_(module.weight)
         return distribution.requires_grad_(module.weight.requires_grad)
 
@@ -94,7 +101,7 @@ def weights_of(module: nn.Module) -> list[Any]:
 
 
 def plain_module(
-    name: str, module: StochasticModule, weights: str, drawn: dict[Posterior, nn.Parameter]
+    name: str, module: StochasticModule, weights: str, drawn: dict[Any, nn.Parameter]
 ) -> nn.Module:
     """torch's twin of anything stochastic, with its mean weights or drawn ones.
 
@@ -112,7 +119,7 @@ def plain_module(
 
 
 def plain_layer(
-    name: str, layer: StochasticLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
+    name: str, layer: StochasticLayer, weights: str, drawn: dict[Any, nn.Parameter]
 ) -> nn.Module:
     """torch's twin of a layer with one random weight."""
     plain = layer.plain_twin()
@@ -123,7 +130,7 @@ def plain_layer(
 
 
 def plain_recurrent(
-    name: str, layer: RecurrentLayer, weights: str, drawn: dict[Posterior, nn.Parameter]
+    name: str, layer: RecurrentLayer, weights: str, drawn: dict[Any, nn.Parameter]
 ) -> nn.RNNBase:
     """torch's twin of a recurrent layer."""
     plain = layer.plain_twin()
@@ -142,7 +149,7 @@ def _plain_scale(noise: UnitNoise, weights: str) -> Tensor:
 
 
 def _plain_weight(
-    name: str, posterior: Posterior, weights: str, drawn: dict[Posterior, nn.Parameter]
+    name: str, posterior: Posterior, weights: str, drawn: dict[Any, nn.Parameter]
 ) -> nn.Parameter:
     if weights == "mean" and not posterior.has_mean:
         raise ValueError(
@@ -150,13 +157,20 @@ def _plain_weight(
             "use weights='sample' for one network of the ensemble, or predict with the samples of "
             "zm.predict_proba."
         )
-    if posterior not in drawn:
+    key = _weight_key(posterior, weights)
+    if key not in drawn:
         with torch.no_grad():
             mean = posterior.mean_weight() if weights == "mean" else None
             weight = posterior.sample() if mean is None else mean.clone()
         learns = any(parameter.requires_grad for parameter in posterior.parameters())
-        drawn[posterior] = nn.Parameter(weight, requires_grad=learns)
-    return drawn[posterior]
+        drawn[key] = nn.Parameter(weight, requires_grad=learns)
+    return drawn[key]
+
+
+def _weight_key(posterior: Posterior, weights: str) -> nn.Module | nn.Parameter:
+    """What stands for a weight: posteriors that share their means have one mean weight."""
+    tied = type(posterior) in (Additive, Multiplicative) and posterior.mask is None
+    return posterior.get_parameter("mean") if tied and weights == "mean" else posterior
 
 
 def _share_layout_(name: str, tied: Posterior, layout: WeightLayout) -> None:

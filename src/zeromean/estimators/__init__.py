@@ -5,11 +5,13 @@ variational dropout, `RVMRegressor` and `RVMClassifier` by evidence; `RBFBasis` 
 the latter makes the classical relevance vector machine.
 """
 
+from zeromean.extras import how_to_install
+
 try:
     import sklearn  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "The estimators need scikit-learn and scipy; run: pip install 'zeromean[estimators]'"
+        how_to_install("The estimators need scikit-learn and scipy", "estimators")
     ) from error
 
 from zeromean.estimators.basis import RBFBasis

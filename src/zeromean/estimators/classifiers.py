@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -24,6 +25,9 @@ class VariationalDropoutClassifier(SparseClassifier):
     lower bound, with the exact KL divergence. A feature is relevant where log α is below a
     threshold; the weights of all others are exactly zero. The units of features do not matter. More
     than two classes are fitted one against the rest.
+
+    With more features than rows it is overconfident, and warns: the prior does not bound the
+    weights. `RVMClassifier` has not this flaw.
 
     Parameters
     ----------
@@ -102,7 +106,17 @@ class VariationalDropoutClassifier(SparseClassifier):
         self.random_state = random_state
 
     def _solve(self, term: DataTerm) -> Ascent[DropoutPosterior]:
-        return search_dropout_logistic(term, max_iter=self.max_iter, tol=self.tol)
+        ascent = search_dropout_logistic(term, max_iter=self.max_iter, tol=self.tol)
+        # The prior does not bound the weights, so that chance separates, and is believed.
+        if term.num_varying > term.count and term.smallest_margin(ascent.posterior) > 0:
+            warnings.warn(
+                f"VariationalDropoutClassifier separates all {term.count:g} rows by some of "
+                f"{term.num_varying} features; with more features than rows its probabilities are "
+                "overconfident. Use RVMClassifier, or calibrate them on other rows.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return ascent
 
     def _relevant_part(self, posterior: DropoutPosterior) -> tuple[DropoutPosterior, Array]:
         log_alpha = posterior.log_alpha()

@@ -74,6 +74,16 @@ class JointCurvatures(Sums):
 
 
 @dataclass(frozen=True)
+class Margin:
+    """Smallest of some rows; chunks of rows have the smaller one."""
+
+    smallest: float
+
+    def __add__(self, other: Margin) -> Margin:
+        return self if self.smallest < other.smallest else other
+
+
+@dataclass(frozen=True)
 class DataTerm:
     """Σ weight · E log σ(±m + s y): one class against the rest."""
 
@@ -96,6 +106,10 @@ class DataTerm:
         return self.rows.reduce(
             _curvatures, self.label, self.scaling, self.integral, posterior, chosen
         )
+
+    def smallest_margin(self, posterior: WeightPosterior) -> float:
+        """The smallest log-odds of a row's own class, by the means of the weights."""
+        return self.rows.reduce(_margin, self.label, self.scaling, posterior).smallest
 
     def joint_curvatures(self, posterior: WeightPosterior) -> JointCurvatures:
         """By quadrature, whatever `integral` says: a direction, not a value, comes of it."""
@@ -191,6 +205,11 @@ def _slopes(
         float(pull.sum()),
         features.project_squares(weight * term.spread),
     )
+
+
+def _margin(chunk: Chunk, label: Any, scaling: Scaling, posterior: WeightPosterior) -> Margin:
+    sign, mean, _ = _log_odds(chunk, Features(chunk.X, scaling), label, posterior)
+    return Margin(float(np.min((sign * mean)[chunk.weights() > 0], initial=np.inf)))
 
 
 def _curvatures(

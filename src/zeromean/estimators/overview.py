@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from zeromean.estimators.arrays import Array
+from zeromean.estimators.magnitude import check_features
 from zeromean.estimators.offsets import mean_and_square
 from zeromean.estimators.rows import Chunk
 
@@ -32,6 +33,7 @@ class Overview:
         mean = square = np.zeros(rows.X.shape[1])
         if count > 0:
             mean, square = mean_and_square(rows.X, weight, count)
+            check_features(rows, square)
         return cls(count, mean, square, *_counted(rows.y, weight))
 
     def __add__(self, other: Overview) -> Overview:

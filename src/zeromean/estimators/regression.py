@@ -15,6 +15,7 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted, validat
 
 from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.linear_model import DTYPES, SparseLinearModel
+from zeromean.estimators.magnitude import check_features, check_target
 from zeromean.estimators.moments import Moments
 from zeromean.estimators.quadratic import ROUNDING, LeastSquares, from_moments, from_rows
 from zeromean.estimators.rows import ArrayRows, Chunk, Rows
@@ -26,7 +27,12 @@ MOST_CORRELATED = 8192
 # Up to so many features, the most that was measured, steps are so short that threads of BLAS wait
 # for each other longer than they save.
 NARROW = 1024
+# Of freedom, for a variance of Student's t that is not much wider than its bulk.
+FEWEST_DEGREES = 4.0
 TOO_LARGE = "Squares of X or y are too large for float64; rescale them."
+TOO_DIFFERENT = (
+    "X and y differ so much in size that squares of their ratios do not fit float64; rescale them."
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,8 @@ class Learned:
     covariance: Array
     log_alpha: Array | float  # of all
     noise_precision: float
-    evidence: Array  # or its lower bound, by iteration, without the constant
+    num_weights: float  # in effect: those that the data decide
+    evidence: Array  # or its lower bound, by iteration
     num_iterations: int
     converged: bool
 
@@ -50,6 +57,7 @@ NOTHING = Learned(
     covariance=np.zeros((0, 0)),
     log_alpha=np.inf,
     noise_precision=np.inf,
+    num_weights=0.0,
     evidence=np.array([np.inf]),
     num_iterations=0,
     converged=True,
@@ -103,7 +111,8 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
             Rows.
         return_std : bool, default=False
             Whether to return the standard deviation of each target too: of noise, weights and
-            intercept.
+            intercept, and where the noise is learned, of Student's t distribution with as many
+            degrees of freedom as rows are left for it.
 
         Returns
         -------
@@ -121,7 +130,8 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         deviations = deviations.toarray() if sparse.issparse(deviations) else deviations
         deviations = deviations - self._centre[kept]
         variance = np.einsum("ij,ij->i", deviations @ self.covariance_, deviations)
-        return mean, np.sqrt(variance + self._intercept_variance + 1 / self.noise_precision_)
+        variance = variance + self._intercept_variance + 1 / self.noise_precision_
+        return mean, np.sqrt(variance * self._t_variance)
 
     def _fit(self, rows: Rows):
         self._moments = None
@@ -140,7 +150,11 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         constant = problem.target_square <= problem.count * (ROUNDING * problem.target_mean) ** 2
         given = isinstance(self.noise_precision, Real)
         with one_blas_thread_each() if len(problem.mean) <= NARROW else nullcontext():
-            learned = NOTHING if constant and not given else self._solve(problem)
+            with np.errstate(over="ignore", under="ignore", divide="ignore"):
+                learned = NOTHING if constant and not given else self._solve(problem)
+        variance = learned.covariance.diagonal()
+        if not (np.isfinite(learned.covariance).all() and (variance > 0).all()):
+            raise ValueError(TOO_DIFFERENT)
         self._warn_unless(learned.converged)
         relevant = problem.features[learned.relevant]
         num_features = len(problem.mean)
@@ -156,13 +170,21 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         # It has no prior, and belongs to the means of the features.
         level = problem.count * learned.noise_precision
         self._intercept_variance = 1 / level if self.fit_intercept else 0.0
-        self.elbo_ = learned.evidence - 0.5 * problem.count * LOG_TWO_PI
+        rows_left = problem.count - self.fit_intercept - learned.num_weights
+        self._t_variance = 1.0 if given else _t_variance(rows_left)
+        self.elbo_ = learned.evidence
         self.n_iter_ = learned.num_iterations
         self._centre = problem.mean
         return self
 
     @abstractmethod
     def _solve(self, problem: LeastSquares) -> Learned: ...
+
+
+def _t_variance(degrees: float) -> float:
+    """Variance of Student's t; below the fewest degrees, where it grows without bound, of those."""
+    degrees = max(degrees, FEWEST_DEGREES)
+    return degrees / (degrees - 2)
 
 
 def _moments(rows: Chunk) -> Moments:
@@ -173,6 +195,9 @@ def _moments(rows: Chunk) -> Moments:
         assert_all_finite(rows.X, input_name="X")
         assert_all_finite(rows.y, input_name="y")
         raise ValueError(TOO_LARGE)
+    if moments.count > 0:
+        check_features(rows, moments.gram.diagonal())
+        check_target(rows, moments.target_square)
     return moments
 
 
@@ -196,4 +221,8 @@ def _wide_problem(rows: Chunk, fit_intercept: bool) -> LeastSquares:
         problem = from_rows(rows, fit_intercept=fit_intercept)
     if not np.isfinite([*problem.scale, problem.target_square]).all():
         raise ValueError(TOO_LARGE)
+    square = np.zeros(rows.X.shape[1])
+    square[problem.features] = problem.scale**2
+    check_features(rows, square)
+    check_target(rows, problem.target_square)
     return problem

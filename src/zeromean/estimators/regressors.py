@@ -13,7 +13,7 @@ from zeromean.estimators.evidence import EvidenceSolution, search_evidence
 from zeromean.estimators.noise_term import NoiseTerm
 from zeromean.estimators.prices import prices_of
 from zeromean.estimators.quadratic import LeastSquares
-from zeromean.estimators.regression import Learned, SparseRegressor
+from zeromean.estimators.regression import LOG_TWO_PI, Learned, SparseRegressor
 
 # The smallest noise variance that is learned, in variances of the target: above rounding errors.
 NOISE_FLOOR = 1e-8
@@ -110,7 +110,7 @@ class VariationalDropoutRegressor(SparseRegressor):
         machine = _search_evidence(
             self, problem, float(self.noise_precision) if given else None, "auto"
         )
-        noise = _noise_term(problem, fixed=self.noise_precision != "elbo")
+        noise = _noise_term(problem, problem.count, fixed=self.noise_precision != "elbo")
         tau = float(np.sqrt(machine.noise_precision))
         # From nothing, and from what has evidence: features may be relevant only together.
         nothing = np.zeros(len(problem.features))
@@ -138,7 +138,8 @@ class VariationalDropoutRegressor(SparseRegressor):
             np.diag(variance),
             log_alpha,
             solution.tau**2,
-            -np.array(solution.objective),
+            float((1 / (1 + np.exp(log_alpha[relevant]))).sum()),
+            -np.array(solution.objective) - 0.5 * problem.count * LOG_TWO_PI,
             solution.num_iterations,
             solution.converged and machine.converged,
         )
@@ -228,6 +229,7 @@ class RVMRegressor(SparseRegressor):
         solution = _search_evidence(self, problem, self.noise_precision, self.threshold)
         order = np.argsort(solution.features)
         relevant, precision = solution.features[order], solution.noise_precision
+        count = problem.count if self.noise_precision else _num_contrasts(self, problem)
         scale = problem.scale[relevant]
         covariance = solution.covariance[np.ix_(order, order)] / np.outer(scale, scale)
         log_alpha = np.full(len(problem.features), np.inf)
@@ -238,7 +240,8 @@ class RVMRegressor(SparseRegressor):
             covariance / precision,
             log_alpha,
             precision,
-            np.array(solution.objective),
+            float((1 - solution.precision * solution.covariance.diagonal()).sum()),
+            np.array(solution.objective) - 0.5 * count * LOG_TWO_PI,
             solution.num_iterations,
             solution.converged,
         )
@@ -250,7 +253,11 @@ def _search_evidence(
     noise_precision: float | None,
     threshold: float | str,
 ) -> EvidenceSolution:
-    noise = _noise_term(problem, fixed=noise_precision is not None)
+    noise = _noise_term(
+        problem,
+        _num_contrasts(model, problem) if noise_precision is None else problem.count,
+        fixed=noise_precision is not None,
+    )
     return search_evidence(
         problem.quadratic,
         noise,
@@ -262,7 +269,12 @@ def _search_evidence(
     )
 
 
-def _noise_term(problem: LeastSquares, *, fixed: bool) -> NoiseTerm:
+def _num_contrasts(model: SparseRegressor, problem: LeastSquares) -> float:
+    """Rows but for the one that the intercept takes; of hardly more, by weight, a half is left."""
+    return max(problem.count - model.fit_intercept, 0.5 * problem.count)
+
+
+def _noise_term(problem: LeastSquares, count: float, *, fixed: bool) -> NoiseTerm:
     # Without a floor, the noise precision of data that are exactly linear would be infinite.
     floor = 1.0 if fixed else 1 + NOISE_FLOOR
-    return NoiseTerm(problem.count, problem.target_square * floor, fixed)
+    return NoiseTerm(count, problem.target_square * floor, fixed)

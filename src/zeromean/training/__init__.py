@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zeromean.training.collapse import CollapseWarning, CollapseWatch
 from zeromean.training.config import TrainingConfig
 from zeromean.training.trainer import FitResult, fit, require_lightning
 
 if TYPE_CHECKING:
     from zeromean.training.module import ElboModule
 
-__all__ = ["ElboModule", "FitResult", "TrainingConfig", "fit"]
+__all__ = [
+    "CollapseWarning",
+    "CollapseWatch",
+    "ElboModule",
+    "FitResult",
+    "TrainingConfig",
+    "fit",
+]
 
 
 def __getattr__(name: str) -> Any:

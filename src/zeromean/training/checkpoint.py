@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from zeromean.whole_file import whole_file
+
 FORMAT_VERSION = 1
 
 _log = logging.getLogger("zeromean.training")
@@ -50,7 +52,7 @@ class CheckpointFolder:
             kept = next((p for p in (self.latest, self.previous) if p.exists()), None)
             raise OSError(
                 error.errno,
-                f"Epoch {state['epoch']} could not be saved ({error.strerror or error}); "
+                f"Epoch {state['epoch']} could not be saved ({_reason(error)}); "
                 + (f"{kept.name} is intact, run again to resume" if kept else "nothing is saved"),
                 str(self.latest),
             ) from error
@@ -62,7 +64,8 @@ class CheckpointFolder:
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
         content = "".join(map(_line, history)).encode()
         if not self.metrics.exists() or self.metrics.read_bytes() != content:
-            replace_file(self.metrics, content)
+            with whole_file(self.metrics) as temporary:
+                temporary.write_bytes(content)
 
     def load(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is no run.
@@ -113,38 +116,12 @@ def require_same_run(found: dict[str, Any], wanted: dict[str, Any], folder: Path
         )
 
 
-def replace_file(path: Path, content: Any, *, keep_as: Path | None = None) -> None:
-    """Give a file new content, all of it or none; its old content can be kept under a name."""
-    # One fixed name: what a killed run leaves behind is overwritten by the next.
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write_bytes(temporary, content)
-        if keep_as is not None and path.exists():
-            os.replace(path, keep_as)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # The new name itself has to reach the disk.
-        finally:
-            os.close(folder)
-
-
-def write_bytes(path: Path, content: Any) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def save_tensors(path: Path, state: dict[str, Any], *, keep_as: Path | None = None) -> None:
     """Write tensors and plain values, all or nothing, for `load_tensors`."""
     content = io.BytesIO()
     torch.save(state, content)
-    replace_file(path, content.getbuffer(), keep_as=keep_as)
+    with whole_file(path, keep_as=keep_as) as temporary:
+        temporary.write_bytes(content.getbuffer())
 
 
 def load_tensors(path: Path) -> dict[str, Any]:
@@ -177,6 +154,10 @@ def _read(path: Path) -> dict[str, Any]:
             f"{FORMAT_VERSION}; resume it with the zeromean that wrote it."
         )
     return state
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _line(row: dict[str, Any]) -> str:

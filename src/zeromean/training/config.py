@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from zeromean.arguments import require_choice, require_numbers, shown
 from zeromean.objectives import linear_warmup
 
 Decay = Literal["linear", "constant"]
@@ -68,7 +69,12 @@ class TrainingConfig:
             if isinstance(value, (np.generic, np.ndarray)):
                 value = value.tolist()
             if isinstance(value, (tuple, list)):
+                require_numbers(**{f"{field.name}[{i}]": bound for i, bound in enumerate(value)})
                 value = tuple(float(bound) for bound in value)
+            elif field.name == "clip_log_alpha" and value is not None:
+                raise TypeError(f"clip_log_alpha must be (low, high), got {shown(value)}.")
+            elif field.name != "decay" and (value is not None or field.default is not None):
+                require_numbers(**{field.name: value})
             object.__setattr__(self, field.name, value)
         for name in ("epochs", "batch_size", "seed"):
             if not float(getattr(self, name)).is_integer():
@@ -100,9 +106,7 @@ class TrainingConfig:
             raise ValueError(f"clip_log_alpha must be (low, high), got {bounds}.")
         if self.log_alpha_beta2 is not None and not 0 <= self.log_alpha_beta2 < 1:
             raise ValueError(f"log_alpha_beta2 must be in [0, 1), got {self.log_alpha_beta2}.")
-        if self.decay not in get_args(Decay):
-            decays = ", ".join(get_args(Decay))
-            raise ValueError(f"decay must be one of {decays}, got {self.decay!r}.")
+        require_choice("decay", self.decay, get_args(Decay))
 
     def described(self) -> dict[str, Any]:
         """Fields by name; what came later only where it is set, so that older files stay good."""

@@ -13,11 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeromean.objectives import clip_log_alpha_, elbo_loss, kl_divergence, parameter_groups
+from zeromean.arguments import require_integer, require_model, shown
+from zeromean.objectives import (
+    clip_log_alpha_,
+    elbo_loss,
+    kl_by_layer,
+    kl_divergence,
+    parameter_groups,
+    require_optimized,
+)
+from zeromean.probabilities import require_logits
 from zeromean.prune import prune_, require_prunable
+from zeromean.ranks import seed_rank
 from zeromean.training.average import WeightAverage
+from zeromean.training.collapse import CollapseWatch
 from zeromean.training.config import TrainingConfig
 from zeromean.training.layer_monitor import why_not_finite
+from zeromean.training.randomness import derived_seed
 
 
 class Likelihood(Protocol):
@@ -50,12 +62,25 @@ class ElboModule(pl.LightningModule):
         likelihood: Likelihood | None = None,
     ):
         super().__init__()
+        require_model(model)
+        if not isinstance(config, TrainingConfig):
+            raise TypeError(f"config must be a TrainingConfig, got {shown(config)}.")
+        num_data = require_integer("num_data", num_data, at_least=1)
+        steps_per_epoch = require_integer("steps_per_epoch", steps_per_epoch, at_least=1)
+        if likelihood is not None and (
+            isinstance(likelihood, type) or not callable(getattr(likelihood, "nll", None))
+        ):
+            raise TypeError(
+                "likelihood must have a method nll(outputs, targets), as zm.GaussianLikelihood() "
+                f"has, got {shown(likelihood)}."
+            )
         self.model = model
         self.config = config
         self.num_data = num_data
         self.steps_per_epoch = steps_per_epoch
         self.likelihood = likelihood
         self.averages = EpochAverages()
+        self.collapse = CollapseWatch()
         if config.prune_after_epochs is not None:
             require_prunable(model)
         self.weight_average: WeightAverage | None = None
@@ -84,6 +109,17 @@ class ElboModule(pl.LightningModule):
         )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
+    def on_train_start(self) -> None:
+        world = self.trainer.world_size
+        if world > 1:
+            # Lightning seeds all ranks alike; the noise of each must be its own.
+            seed_rank(self.trainer.global_rank, derived_seed(self.config.seed, world))
+        require_optimized(self, *self.trainer.optimizers)
+
+    def on_train_epoch_end(self) -> None:
+        with torch.no_grad():
+            self.collapse.end_epoch(kl_by_layer(self.model))
+
     def on_train_epoch_start(self) -> None:
         self.averages = EpochAverages()
         first = self.config.prune_after_epochs
@@ -100,7 +136,10 @@ class ElboModule(pl.LightningModule):
         noise = torch.get_rng_state()
 
         def loss_and_nll() -> tuple[Tensor, Tensor]:
-            nll = self._nll(self.model(inputs), targets)
+            outputs = self.model(inputs)
+            if self.likelihood is None and batch_idx == 0:
+                require_logits(self.model, outputs)
+            nll = self._nll(outputs, targets)
             kl = kl_divergence(self.model)
             return elbo_loss(nll, kl, num_data=self.num_data, beta=beta), nll
 
@@ -114,6 +153,7 @@ class ElboModule(pl.LightningModule):
                 f"{batch_idx + 1}: {reason}."
             )
         self.averages.add(nll.item(), value, len(targets), beta)
+        self.collapse.add(targets, nll.item())
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from zeromean.arguments import require_model, shown
+from zeromean.extras import how_to_install
+from zeromean.folder_lock import locked
 from zeromean.posteriors import Posterior
 from zeromean.training.average import put_average_
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
@@ -68,7 +71,8 @@ def fit(
     none; after the last epoch it only loads. The global random generators are left alone.
 
     Args:
-        folder: Folder of this run only; one that holds another run is refused.
+        folder: Folder of this run only; one that holds another run is refused, and so is one in
+            which another process trains.
         test: Adds `test_accuracy` (%) and `test_nll`, each for one draw of the noise.
         callbacks: Lightning callbacks. They are not part of the checkpoint.
         progress: Show a progress bar where the output is a terminal.
@@ -77,10 +81,18 @@ def fit(
         augment: Passed on to `zeromean.data.Batches`.
     """
     require_lightning()
-    from zeromean.data import Batches
-    from zeromean.training.module import ElboModule
-    from zeromean.training.recorder import Recorder
-
+    require_model(model)
+    _require_data("train", train)
+    if test is not None:
+        _require_data("test", test)
+    if not isinstance(config, TrainingConfig):
+        raise TypeError(
+            f"config must be a TrainingConfig, got {shown(config)}; build one: "
+            "TrainingConfig(epochs=10)."
+        )
+    for name, function in (("on_epoch", on_epoch), ("augment", augment)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, got {shown(function)}.")
     if len(train) == 0:
         raise ValueError("The training set is empty.")
     if test is not None and len(test) == 0:
@@ -90,6 +102,26 @@ def fit(
             _require_classes(data)
     files = CheckpointFolder(Path(folder))
     files.create()
+    # Not the name of the lock of `zeromean run`, which may train in its own folder.
+    with locked(files.folder, "fit.lock"):
+        return _train(model, train, config, files, test, callbacks, progress, on_epoch, augment)
+
+
+def _train(
+    model: nn.Module,
+    train: ImageSet,
+    config: TrainingConfig,
+    files: CheckpointFolder,
+    test: ImageSet | None,
+    callbacks: Sequence[pl.Callback],
+    progress: bool,
+    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None,
+    augment: Augmentation | None,
+) -> FitResult:
+    from zeromean.data import Batches
+    from zeromean.training.module import ElboModule
+    from zeromean.training.recorder import Recorder
+
     description = _describe(model, train, config, augment)
     state = files.load()
     model.train()
@@ -129,8 +161,16 @@ def require_lightning() -> None:
     """Say what to install where Lightning is missing."""
     missing = [name for name in ("lightning", "tensorboard") if find_spec(name) is None]
     if missing:
-        raise ImportError(
-            f"Training needs {' and '.join(missing)}; run: pip install 'zeromean[experiments]'"
+        raise ImportError(how_to_install(f"Training needs {' and '.join(missing)}", "experiments"))
+
+
+def _require_data(name: str, data: Any) -> None:
+    from zeromean.data import ImageSet
+
+    if not isinstance(data, ImageSet):
+        raise TypeError(
+            f"{name} must be a zeromean.data.ImageSet, got {shown(data)}; build one: "
+            "ImageSet(images, labels, num_classes)."
         )
 
 
