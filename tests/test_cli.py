@@ -1,6 +1,5 @@
 """The command line: what it prints, and with which exit code."""
 
-import subprocess
 import sys
 
 import pytest
@@ -24,9 +23,8 @@ def test_version_is_printed(capsys):
     assert capsys.readouterr().out == f"zeromean {zm.__version__}\n"
 
 
-def test_python_m_zeromean_is_the_same_command_line():
-    command = [sys.executable, "-m", "zeromean", "--version"]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_python_m_zeromean_is_the_same_command_line(processes):
+    finished = processes.run([sys.executable, "-m", "zeromean", "--version"])
     assert finished.stdout == f"zeromean {zm.__version__}\n"
 
 
@@ -123,15 +121,15 @@ def test_ctrl_c_exits_with_130_and_no_traceback(capsys, monkeypatch, tmp_path):
 def test_missing_extra_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "tyro" else name)
     assert cli.main(["demo"]) == 2
-    expected = "zeromean: the command line needs tyro; run: pip install 'zeromean[cli]'\n"
+    expected = "zeromean: the command line needs tyro; run, in a checkout of zeromean: "
+    expected += "pip install '.[cli]'\n"
     assert capsys.readouterr().err == expected
 
 
-def test_importing_the_command_line_leaves_the_heavy_extras_alone():
+def test_importing_the_command_line_leaves_the_heavy_extras_alone(processes):
     code = "import sys, zeromean.cli; print([m for m in sys.argv[1:] if m in sys.modules])"
     command = [sys.executable, "-c", code, *cli.REQUIREMENTS, "zeromean.demo"]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert finished.stdout == "[]\n"
+    assert processes.run(command).stdout == "[]\n"
 
 
 def test_unknown_option_names_the_nearest(capsys):
@@ -215,13 +213,12 @@ def test_list_names_every_experiment(capsys, tmp_path):
     assert all(name in printed for name in experiments.REGISTRY)
 
 
-def test_list_imports_nothing_heavy(tmp_path):
+def test_list_imports_nothing_heavy(processes, tmp_path):
     code = (
         "import sys; from zeromean.cli import main; main(['list']);"
         "print([m for m in ('lightning', 'sklearn', 'matplotlib', 'plotly') if m in sys.modules])"
     )
-    command = [sys.executable, "-c", code]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    finished = processes.run([sys.executable, "-c", code], cwd=tmp_path)
     assert finished.stdout.endswith("[]\n")
 
 
@@ -234,7 +231,11 @@ def test_unknown_data_set_names_the_nearest(capsys):
     assert "there is no data set 'mnits'; did you mean mnist?" in capsys.readouterr().err
 
 
-def test_report_collects_runs_into_a_page(capsys, tmp_path):
+def test_report_collects_runs_into_a_page(capsys, monkeypatch, tmp_path):
+    from zeromean.experiments import runner
+
+    monkeypatch.setattr(runner, "commit", lambda: "1" * 40)
+    monkeypatch.setattr(runner, "commit_exists", lambda name: True)
     assert cli.main(["run", "fig2", "--smoke", "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
     output = tmp_path / "page.html"
     arguments = ["report", "--collect", "--runs", str(tmp_path / "runs")]
@@ -244,7 +245,78 @@ def test_report_collects_runs_into_a_page(capsys, tmp_path):
     assert "Figure 2" in output.read_text()
 
 
+def test_report_shows_what_was_just_run_and_refuses_to_collect_it(capsys, monkeypatch, tmp_path):
+    from zeromean.experiments import runner
+
+    monkeypatch.setattr(runner, "commit", lambda: "1" * 40 + "+")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "fig2", "--smoke", "--quiet"]) == 0
+    assert cli.main(["report"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "own run, not in the records; no clean commit" in page
+    assert "smoke size" in page
+    assert "No claim has been measured yet" in page
+    capsys.readouterr()
+    assert cli.main(["report", "--collect"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("it was made with changed files (commit 11111111+)") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_verify_compares_a_fresh_seed(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["verify", "kernel_rvm"]) == 2
+    assert "there is no record of kernel_rvm at full size" in capsys.readouterr().err
+    run = ["run", "kernel_rvm", "--quick", "--num-train", "50", "--cancer-train", "100", "--quiet"]
+    monkeypatch.setattr("zeromean.experiments.kernel_rvm.QUICK", _small_kernel_rvm())
+    assert cli.main([*run, "--seeds", "0", "1", "2", "3"]) == 0
+    capsys.readouterr()
+    assert cli.main(["verify", "kernel_rvm", "--quick", "--seed", "2", "--quiet"]) == 2
+    assert "seed 2 is in the record" in capsys.readouterr().err
+    assert cli.main(["verify", "kernel_rvm", "--quick", "--quiet"]) in (0, 1)
+    printed = capsys.readouterr().out
+    assert "seed 1000" in printed
+    assert "sinc.rvm_error" in printed
+
+
+def _small_kernel_rvm():
+    from zeromean.experiments import kernel_rvm
+
+    return kernel_rvm.Config(num_train=50, cancer_train=100)
+
+
 def test_report_without_records_is_refused(capsys, tmp_path):
     arguments = ["report", "--results", str(tmp_path / "none"), "--output", str(tmp_path / "p")]
-    assert cli.main(arguments) == 2
+    assert cli.main([*arguments, "--runs", str(tmp_path)]) == 2
     assert "is not a folder of records" in capsys.readouterr().err
+
+
+def test_report_without_anything_is_refused(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report"]) == 2
+    assert "is not a folder of records" in capsys.readouterr().err
+
+
+def test_damaged_files_are_named_and_the_others_shown(capsys, tmp_path):
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    assert cli.main(["run", "fig2", "--smoke", "--runs", str(runs), "--quiet"]) == 0
+    broken = runs / "fig3" / "0123456789" / "seed-0"
+    broken.mkdir(parents=True)
+    (broken / "done.json").write_text("{")
+    capsys.readouterr()
+    assert cli.main(["list", "--runs", str(runs)]) == 2
+    printed = capsys.readouterr()
+    assert "1 smoke" in printed.out
+    assert printed.err.startswith(f"zeromean: {broken / 'config.json'} is missing")
+    assert printed.err.count("\n") == 1
+    arguments = ["report", "--collect", "--runs", str(runs), "--results", str(results)]
+    arguments += ["--output", str(tmp_path / "p.html"), "--markdown", str(tmp_path / "p.md")]
+    results.mkdir()
+    (results / "fig4.json").write_text("[]")
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert str(broken / "config.json") in printed
+    assert str(results / "fig4.json") in printed
+    assert "Traceback" not in printed
+    assert "Figure 2" in (tmp_path / "p.html").read_text()
+    assert (tmp_path / "p.md").exists()

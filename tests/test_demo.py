@@ -1,6 +1,5 @@
 """The demo at a size that takes seconds: its numbers, its pictures, and that a seed repeats it."""
 
-import subprocess
 import sys
 from typing import cast
 
@@ -127,9 +126,6 @@ def test_picture_that_fails_leaves_the_old_one_and_no_temporary_file(tmp_path):
     assert path.read_bytes() == b"old"
 
 
-def test_pyplot_stays_unimported():
+def test_pyplot_stays_unimported(processes):
     code = "import sys, zeromean.demo; print('matplotlib.pyplot' in sys.modules)"
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert finished.stdout == "False\n"
+    assert processes.run([sys.executable, "-c", code]).stdout == "False\n"

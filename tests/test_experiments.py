@@ -1,6 +1,7 @@
 """Every experiment at its smallest size, and the parts of them that can be wrong by themselves."""
 
 import dataclasses
+import fnmatch
 import json
 
 import pytest
@@ -10,9 +11,12 @@ import zeromean as zm
 from zeromean import experiments
 from zeromean.experiments import fig1, lenet, records, runner, small_networks, theorem1
 from zeromean.experiments.run_log import RunLog
+from zeromean.report.notes import PLACEHOLDER
 
 # What a report can draw.
 KINDS = {"line", "bar", "scatter", "histogram", "image"}
+# Experiments whose notes are about metrics that the smallest size has not.
+NEEDS_FULL_SIZE = {"deep_sea"}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +34,15 @@ def test_smoke_size_runs_and_is_recorded(name, runs):
     record = json.loads(json.dumps(records.record_of(name, runs), allow_nan=False))
     assert record["command"] == f"zeromean run {name} --smoke --seeds 0"
     assert record["figures"]
+    # Times of a fast machine must not look like results, nor patterns match nothing.
+    for pattern in getattr(experiment, "TIMINGS", ()):
+        assert any(fnmatch.fnmatchcase(key, pattern) for key in record["runs"][0]["metrics"])
+    # A note that names a metric which no run has would say that it was not measured.
+    if name not in NEEDS_FULL_SIZE:
+        measured = record["runs"][0]["metrics"]
+        for note in getattr(experiment, "NOTES", ()):
+            for kind, key, _ in PLACEHOLDER.findall(note):
+                assert kind or key in measured, key
     for figure in record["figures"]:
         assert figure["traces"]
         for trace in figure["traces"]:
@@ -68,6 +81,8 @@ def test_experiment_is_complete(name):
     assert experiment.SOURCE
     assert experiment.CLAIMS
     assert all(claim.label for claim in experiment.CLAIMS)
+    assert isinstance(experiment.COVERS, tuple)
+    assert experiments.version(name) >= 1
     config = experiment.Config()
     assert config.seed == 0
     assert isinstance(experiment.QUICK, experiment.Config)

@@ -6,30 +6,30 @@ import math
 import random
 import re
 import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from matplotlib import image
 
-from zeromean.report import build, build_markdown
+from browser import ask, needs_chromium
+from zeromean.experiments.checksum import sealed
+from zeromean.report import Registry, build, build_markdown
 from zeromean.report.figures import describe, plot
 from zeromean.report.formats import (
+    format_measured,
     format_number,
     format_seconds,
     format_seeds,
     format_summary,
     with_unit,
 )
-from zeromean.report.records import Claim, read_record
-from zeromean.report.verdicts import Summary, judge, summarize
+from zeromean.report.records import Claim, Run, read_record
+from zeromean.report.verdicts import Measured, Summary, judge, measure, summarize
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 KNOWN = {
     "fig1": "Toy problem: what a variance layer stores",
     "fig2": "KL to the priors against α",
@@ -70,20 +70,22 @@ def made_up_records() -> list[dict]:
             {
                 "metric": "kl_at_largest_alpha",
                 "label": "KL to the log-uniform prior at the largest α",
-                "paper": 0,
+                "value": 0,
                 "tolerance": 0.001,
                 "direction": "equal",
                 "unit": "nat",
+                "author": "paper",
                 "source": "Fig. 2",
             },
             {
                 "metric": "approximation_gap",
                 "label": "Largest error of the fitted approximation",
-                "paper": 0.009,
+                "value": 0.009,
                 "tolerance": 0,
                 "direction": "at most",
                 "unit": "nat",
-                "source": "Molchanov et al. 2017, §4.2",
+                "author": "ours",
+                "source": "ours: measured before",
             },
         ],
         "figures": [
@@ -102,7 +104,9 @@ def made_up_records() -> list[dict]:
                 ],
             }
         ],
-        "notes": "The exact curve is computed with Dawson’s function.\n\nν < 1 has no mean.",
+        "deterministic": True,
+        "notes": "The exact curve is computed with Dawson’s function.\n\nν < 1 has no mean; the "
+        "fit is off by {approximation_gap} nat at {setting points} points.",
     }
     kinds = ["zero-mean", "layer", "neuron", "weight", "additive"]
     published = [-4.0, -17.4, -31.4, -602.6, -227.9]
@@ -128,16 +132,18 @@ def made_up_records() -> list[dict]:
             "metrics": metrics,
             "seconds": 21.5 * epochs + seed,
             "environment": environment(threads=1 if seed < 3 else 2),
+            "size": "full" if epochs == 200 else "custom",
         }
 
-    def claim(metric, label, paper, tolerance, direction, unit="%"):
+    def claim(metric, label, value, tolerance, direction, unit="%"):
         return {
             "metric": metric,
             "label": label,
-            "paper": paper,
+            "value": value,
             "tolerance": tolerance,
             "direction": direction,
             "unit": unit,
+            "author": "paper",
             "source": "Table 1",
         }
 
@@ -285,40 +291,94 @@ def page(path) -> Page:
     return Page(path.read_text("utf-8"))
 
 
-def a_claim(direction="at least", paper=99.4, tolerance=0.15) -> Claim:
+def a_claim(direction="at least", value=99.4, tolerance=0.15, **changes) -> Claim:
     return Claim(
         metric="m",
         label="l",
-        paper=paper,
+        value=value,
         tolerance=tolerance,
         direction=direction,
         unit="",
+        author="paper",
         source="",
+        **changes,
+    )
+
+
+def a_run(seed=0, config=None, **metrics) -> Run:
+    return Run(
+        config=config or {},
+        seed=seed,
+        metrics=metrics,
+        seconds=1.0,
+        from_scratch=True,
+        command="",
+        environment={},
     )
 
 
 @pytest.mark.parametrize(
-    ("direction", "mean", "stderr", "expected"),
+    ("direction", "values", "expected"),
     [
-        ("at least", 99.25, None, "confirmed"),  # on the bound, which binary numbers miss
-        ("at least", 99.9, None, "confirmed"),
-        ("at least", 99.2, None, "not confirmed"),  # one seed cannot say more
-        ("at least", 99.2, 0.04, "not confirmed"),  # within two standard errors of the bound
-        ("at least", 99.2, 0.02, "different direction"),
-        ("at most", 99.55, 0.0, "confirmed"),
-        ("at most", 99.6, 0.02, "different direction"),
-        ("equal", 99.55, 0.01, "confirmed"),
-        ("equal", 99.9, 0.01, "not confirmed"),
-        ("equal", math.nan, None, "not confirmed"),
-        ("at least", -math.inf, None, "not confirmed"),
+        ("at least", [99.25], "seen once"),  # on the bound, which binary numbers miss
+        ("at least", [99.2], "not seen"),
+        ("at least", [99.9, 99.8], "seen twice"),
+        ("at least", [99.9, 99.0], "seen once"),
+        ("at least", [99.25, 99.25, 99.25], "confirmed"),
+        ("at least", [99.5, 99.6, 99.55], "confirmed"),
+        ("at least", [99.3, 99.6, 99.0], "open"),
+        ("at least", [98.5, 98.6, 98.55], "refuted"),
+        ("at most", [99.5, 99.52, 99.51], "confirmed"),
+        ("at most", [99.9, 99.92, 99.91], "refuted"),
+        ("equal", [99.4, 99.42, 99.41], "confirmed"),
+        ("equal", [99.9, 99.92, 99.91], "refuted"),
+        ("equal", [99.54, 99.56, 99.55], "open"),  # the mean is inside, the interval is not
+        ("equal", [math.nan], "not seen"),
+        ("equal", [99.4, 99.4, math.nan], "open"),  # a seed that failed is not left out
     ],
 )
-def test_verdict_follows_the_stated_rule(direction, mean, stderr, expected):
-    assert judge(a_claim(direction), Summary(mean, stderr, 3)) == expected
+def test_verdict_takes_three_seeds_and_the_whole_interval(direction, values, expected):
+    runs = [a_run(seed, m=value) for seed, value in enumerate(values)]
+    claim = a_claim(direction)
+    assert judge(claim, measure(claim, runs)) == expected
+
+
+def test_one_run_is_enough_where_nothing_is_random():
+    claim = a_claim()
+    assert judge(claim, measure(claim, [a_run(m=99.3)], deterministic=True)) == "confirmed"
+    assert judge(claim, measure(claim, [a_run(m=99.0)], deterministic=True)) == "refuted"
+
+
+def test_a_median_takes_six_seeds_and_does_not_mind_an_outlier():
+    values = [99.5, 99.6, 99.5, 99.7, 99.6, 99.5, 99.6, 20.0]
+    runs = [a_run(seed, m=value) for seed, value in enumerate(values)]
+    claim = a_claim(statistic="median")
+    assert judge(claim, measure(claim, runs[:5])) == "open"
+    assert judge(claim, measure(claim, runs)) == "confirmed"
+    assert judge(a_claim(), measure(a_claim(), runs)) == "open"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seeds", "expected"),
+    [
+        (1.0, 2.0, 9, "confirmed"),
+        (-2.0, -1.0, 9, "refuted"),
+        (-1.0, 1.0, 9, "open"),
+        (1.0, 2.0, 2, "not seen"),
+    ],
+)
+def test_runs_with_seeds_of_their_own_are_judged_by_their_interval(low, high, seeds, expected):
+    claim = a_claim(value=0.0, tolerance=0.0, seeds_in_run="num_seeds")
+    run = a_run(config={"num_seeds": seeds}, **{"m.low": low, "m.high": high})
+    found = measure(claim, [run])
+    assert judge(claim, found) == expected
+    assert found is not None
+    assert found.count == seeds
 
 
 def test_nothing_measured_is_no_verdict():
     assert summarize([]) is None
+    assert measure(a_claim(), [a_run(other=1.0)]) is None
     assert judge(a_claim(), None) == "not measured"
 
 
@@ -339,31 +399,141 @@ def test_numbers_read_well():
     assert format_summary(Summary(5.0, 0.0, 5)) == "5 ± 0"
     assert format_summary(Summary(5.0, 1.2e-17, 5)) == "5 ± 1.2×10⁻¹⁷"
     assert format_summary(Summary(1e-8, 2e-9, 5)) == "1×10⁻⁸ ± 2×10⁻⁹"
+    assert format_measured(Measured((99.4, 99.3), 99.35, None, 2)) == "99.4; 99.3"
+    assert format_measured(Measured((1.0,) * 3, 1.0, (1.0, 1.0), 3)) == "1"
+    three = Measured((99.35, 99.38, 99.41), 99.38, (99.3061, 99.4539), 3)
+    assert format_measured(three) == "99.380 [99.306, 99.454]"
+    assert format_measured(Measured((), None, (-12.58, -1.62), 9)) == "[−12.6, −1.6]"
+    assert format_measured(None) == "—"
     assert with_unit("280", "×") == "280×"
     assert with_unit("99", "%") == "99\u202f%"
     assert [format_seconds(s) for s in (3.21, 250, 7512)] == ["3.2 s", "4 min 10 s", "2 h 05 min"]
     assert format_seeds([7, 0, 1, 2, 4, 5]) == "0–2, 4, 5, 7"
 
 
-def test_page_counts_the_claims_it_confirms(page):
-    assert "3 of 7 measured claims confirmed" in page.text
-    assert "✗ not confirmed 2" in page.text
-    assert "⇄ different direction 2" in page.text
-    assert "3 experiments not run, 1 claim" in page.text
+def test_page_counts_documents_and_ourselves_apart(page):
+    assert "3 of 6 claims of the documents confirmed ✓ confirmed 3 ✗ refuted 3" in page.text
+    assert "0 of 1 bound of our own confirmed ✗ refuted 1" in page.text
+    assert "3 experiments not run." in page.text
 
 
-def test_claims_stand_beside_our_numbers_with_seeds_and_command(page):
+def test_claims_stand_next_to_our_numbers_with_seeds_and_command(page):
     command = "zeromean run table1 --epochs 200 --seeds 0 1 2 3 4 --jobs 2 --data-dir data"
     assert command in page.text
     assert "Seeds 0–4 · 200 epochs · 5 h 58 min, 1 h 11 min each" in page.text
     row = page.text[page.text.index("Averaged accuracy, zero-mean Table 1") :]
-    assert re.match(r".* ≥ 99\.4 % 99\.\d+ ± 0\.0\d+ % n = 5 ✓ confirmed ≥ 99\.25 %", row[:140])
+    pattern = r".* ≥ 99\.4 % 99\.\d+ \[99\.\d+, 99\.\d+\] % n = 5 ✓ confirmed ≥ 99\.25 %"
+    assert re.match(pattern, row[:140])
 
 
-def test_configurations_are_not_averaged_together(page):
+def test_documents_and_ourselves_have_tables_of_their_own(page):
+    fig2 = page.text[page.text.index("zeromean run fig2") :]
+    fig2 = fig2[: fig2.index("zeromean run table1")]
+    theirs, ours = fig2.index("Claims of the documents"), fig2.index("Bounds of our own")
+    assert theirs < fig2.index("KL to the log-uniform prior at the largest α Fig. 2") < ours
+    assert ours < fig2.index("Largest error of the fitted approximation ours: measured before")
+
+
+def test_numbers_in_notes_are_those_of_the_runs(page):
+    assert "the fit is off by 0.00912 nat at 71 points." in page.text
+
+
+def test_configurations_are_not_averaged_together_nor_judged_at_another_size(page):
     assert "Also run: configuration 2 epochs = 5" in page.text
+    assert "custom size · Seed 0" in page.text
     assert page.text.count("n = 5") == 5
     assert page.text.count("n = 1") == 2 + 5
+    other = page.text[page.text.index("Also run: configuration 2") :]
+    assert other.count("○ not judged") == 5
+
+
+def table1_runs(**changes):
+    record = made_up_records()[1]
+    record["runs"] = [run | changes for run in record["runs"][:5]]
+    return record
+
+
+def shown_text(tmp_path, record, known=Registry()):
+    output = build(write_records(tmp_path / "results", [record]), tmp_path / "r.html", known)
+    return Page(output.read_text("utf-8")).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "mark"),
+    [
+        ({"environment": {"commit": "unknown"}}, "no clean commit"),
+        ({"environment": {"commit": "1f0c2ab+"}}, "no clean commit"),
+        ({"lost": True}, "its commit does not exist"),
+        ({"own": True}, "own run, not in the records"),
+    ],
+)
+def test_runs_of_doubtful_origin_are_marked(tmp_path, changes, mark):
+    assert mark not in shown_text(tmp_path, table1_runs())
+    text = shown_text(tmp_path, table1_runs(**changes))
+    assert f"To be taken with care: {mark}." in text
+    assert "5 of the verdicts on documents come from runs that are marked" in text
+
+
+def test_runs_of_an_older_version_are_stale_and_have_no_notes(tmp_path):
+    record = table1_runs() | {"notes": "It is {layer_elbo}."}
+    assert "It is −12." in shown_text(tmp_path, record)
+    stale = "stale: version 1 of the experiment, which is at 2"
+    text = shown_text(tmp_path, record, Registry(versions={"table1": 2}))
+    assert stale in text
+    assert "It is" not in text
+    assert stale in shown_text(tmp_path, record | {"version": 2})
+    assert stale not in shown_text(tmp_path, table1_runs(version=2) | {"version": 2})
+
+
+def test_record_that_was_changed_by_hand_says_so(tmp_path):
+    record = sealed(table1_runs())
+    assert "changed by hand" not in shown_text(tmp_path, record)
+    record["runs"][0]["metrics"]["layer_elbo"] += 1
+    assert "changed by hand: table1.json" in shown_text(tmp_path, record)
+
+
+def test_runs_of_another_size_have_a_badge_and_no_verdict(tmp_path):
+    text = shown_text(tmp_path, table1_runs(size="quick"))
+    assert "quick size · Seeds 0–4" in text
+    assert "○ not judged" in text
+    assert "No claim has been measured yet" in text
+
+
+def test_tries_are_shown_folded_away(tmp_path):
+    record = table1_runs()
+    record["tries"] = [{"command": "", "runs": [run | {"seconds": 1} for run in record["runs"]]}]
+    output = build(write_records(tmp_path / "results", [record]), tmp_path / "r.html")
+    html = output.read_text("utf-8")
+    assert "Earlier tries at full size 1" in Page(html).text
+    details = html[html.index("Earlier tries at full size") :]
+    assert html[: html.index("Earlier tries at full size")].endswith(
+        '<details class="other">\n<summary>'
+    )
+    assert "Averaged accuracy, zero-mean" in details
+    assert "5 claims of the documents" in Page(html).text  # Those of the try do not count.
+    build_markdown(tmp_path / "results", tmp_path / "docs" / "results.md")
+    markdown = (tmp_path / "docs" / "results.md").read_text("utf-8")
+    assert '<details markdown="1"><summary>Earlier tries: 1</summary>' in markdown
+
+
+def test_own_runs_stand_next_to_those_of_a_record(tmp_path):
+    record = table1_runs()
+    record["runs"] += [
+        run | {"own": True, "metrics": {"layer_elbo": 0.0}} for run in record["runs"]
+    ]
+    text = shown_text(tmp_path, record)
+    assert "Also run: configuration 2" in text
+    assert text.count("n = 5") == 5 + 1
+    assert "2 of 5 claims of the documents confirmed" in text
+
+
+def test_what_is_not_reproduced_is_listed(tmp_path):
+    missing = {"A paper": [("Figure 7", "attacks", "no GPU")]}
+    known = Registry(missing=missing)
+    assert "Figure 7: attacks (no GPU)" in shown_text(tmp_path, table1_runs(), known)
+    build_markdown(tmp_path / "results", tmp_path / "docs" / "results.md", known)
+    markdown = (tmp_path / "docs" / "results.md").read_text("utf-8")
+    assert "**A paper**\n\n- Figure 7: attacks (no GPU)." in markdown
 
 
 def test_missing_run_says_how_to_run_it(page):
@@ -455,8 +625,8 @@ DELETE = object()
             "good",
             r"runs\[2\]\.metrics\.layer_elbo must be a number",
         ),
-        (["claims", 0, "paper"], "99", r'claims\[0\]\.paper must be a number, got "99"'),
-        (["claims", 0, "paper"], math.nan, r"claims\[0\]\.paper must be finite"),
+        (["claims", 0, "value"], "99", r'claims\[0\]\.value must be a number, got "99"'),
+        (["claims", 0, "value"], math.nan, r"claims\[0\]\.value must be finite"),
         (["claims", 0, "tolerance"], -1, r"claims\[0\]\.tolerance must be at least 0"),
         (["claims", 0, "direction"], "up", r'direction must be one of at least.*, got "up"'),
         (["claims", 0, "metric"], "typo", r"claims\[0\]\.metric names 'typo', which no run"),
@@ -565,82 +735,43 @@ def test_gaps_are_null_since_json_has_no_nan(tmp_path):
     assert plot(drawn)["data"][0]["y"] == [None, 1]
 
 
-def test_missing_dependency_names_the_extra(tmp_path):
+def test_missing_dependency_names_the_extra(processes, tmp_path):
     script = (
         "import sys; sys.modules['plotly'] = None\n"
         "from pathlib import Path; from zeromean.report import build\n"
         f"build(Path({str(tmp_path)!r}), Path({str(tmp_path / 'r.html')!r}))"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "pip install 'zeromean[experiments]'" in run.stderr
+    finished = processes.run([sys.executable, "-c", script], code=1)
+    assert "pip install '.[experiments]'" in finished.stderr
 
 
-# Chromium's windows are 500 pixels wide at least: a frame can be as narrow as a phone.
-FRAME = """<!DOCTYPE html><html><style>:root { color-scheme: light dark } body { margin: 0 }
-iframe { border: 0; width: WIDTHpx; height: 100vh; display: block }</style>
-<iframe src="page.html"></iframe><script>
-addEventListener("message", (e) => { document.documentElement.dataset.report = e.data; });
-</script></html>"""
-
-# Tells the frame around it what the browser drew, and what it did not like.
-PROBE = """<script>
-const problems = [];
-addEventListener("error", (e) => problems.push(e.message));
-addEventListener("unhandledrejection", (e) => problems.push(String(e.reason)));
-addEventListener("securitypolicyviolation", (e) => problems.push(e.blockedURI));
-for (const level of ["error", "warn"]) console[level] = (...all) => problems.push(all.join(" "));
-addEventListener("load", () => setTimeout(() => {
+DRAWN = """
   document.querySelectorAll("details").forEach((each) => { each.open = true; });
-  setTimeout(() => {
-    const count = (selector) => document.querySelectorAll(selector).length;
-    const root = document.documentElement;
-    parent.postMessage(JSON.stringify({
-      problems,
-      width: innerWidth,
-      overflow: root.scrollWidth - root.clientWidth,
-      drawn: root.dataset.drawn,
-      figures: count(".plot:has(.main-svg :is(.trace, .hm)):has(.xtitle):has(.ytitle)"),
-      rows: count(".data tbody tr"),
-      background: getComputedStyle(document.body).backgroundColor,
-      ticks: document.querySelector(".plot .xtick text").style.fill,
-    }), "*");
-  }, 500);
-}, 2500));
-</script>"""
-
-
-def browse(page: Path, profile: Path, *options: str) -> str:
-    command = [
-        *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-        *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
-        *("--disable-sync", f"--user-data-dir={profile}", "--virtual-time-budget=20000"),
-        *("--hide-scrollbars", *options, page.as_uri()),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+  await pause(500);
+  return {
+    drawn: document.documentElement.dataset.drawn,
+    figures: count(".plot:has(.main-svg :is(.trace, .hm)):has(.xtitle):has(.ytitle)"),
+    rows: count(".data tbody tr"),
+    background: colour("body", "backgroundColor"),
+    ticks: document.querySelector(".plot .xtick text").style.fill,
+  };
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_browser_draws_every_figure_without_a_complaint(path, tmp_path, width, scheme):
-    html = path.read_text("utf-8").replace("<style>", f"{PROBE}<style>", 1)
-    (tmp_path / "page.html").write_text(html, "utf-8")
-    (tmp_path / "frame.html").write_text(FRAME.replace("WIDTH", str(width)), "utf-8")
-    dom = browse(
-        tmp_path / "frame.html",
-        tmp_path / "profile",
-        "--dump-dom",
-        "--window-size=1300,900",
-        f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}",
-    )
+    page = shutil.copy(path, tmp_path / "page.html")
+    answer = ask(page, DRAWN, width=width, scheme=scheme, profile=tmp_path / "profile")
     points = sum(
         len(trace.get("x", ()))
         for record in made_up_records()
         for drawn in record["figures"]
         for trace in drawn["traces"]
     )
-    assert json.loads(Page(dom).tags[0][1]["data-report"]) == {
+    assert answer == {
         "problems": [],
         "width": width,
         "overflow": 0,
@@ -661,3 +792,40 @@ def test_markdown_has_pictures_of_every_kind_of_figure(tmp_path):
         pixels = image.imread(tmp_path / "docs" / picture)
         assert pixels.shape[0] > 200
         assert pixels[..., :3].std() > 0.02  # Something is drawn.
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (["runs", 0, "metrics", "layer_elbo"], 10**400),
+        (["runs", 0, "metrics", "other"], -(10**400)),
+        (["runs", 0, "seconds"], 10**400),
+        (["runs", 0, "seed"], 10**400),
+        (["runs", 0, "metrics", "layer_elbo"], "text"),
+        (["claims", 0, "paper"], 10**400),
+        (["figures", 0, "traces", 0, "y", 3], 10**400),
+        (["figures", 0, "traces", 0, "x", 3], 10**400),
+        (["runs", 0, "seconds"], 1e308),
+        (["runs", 0, "metrics", "net.epochs"], "many"),
+        (["runs", 0, "environment", "python"], "\ud800"),
+        (["runs", 0, "config", "epochs"], {"a": None}),
+    ],
+)
+def test_damaged_record_is_named_and_the_others_are_shown(tmp_path, place, value):
+    damaged, sound = copy.deepcopy(made_up_records()[1]), made_up_records()[0]
+    *parents, last = place
+    target = damaged
+    for key in parents:
+        target = target[key]
+    target[last] = value
+    folder = write_records(tmp_path / "results", [sound, damaged])
+    (folder / "empty.json").write_text("")
+    sentences = []
+    page = build(folder, tmp_path / "page.html", on_damage=sentences.append).read_text("utf-8")
+    assert sound["title"] in Page(page).text
+    assert str(folder / "empty.json") in sentences[0]
+    for sentence in sentences[1:]:
+        assert str(folder / f"{damaged['name']}.json") in sentence
+        assert len(sentence) < 400
+    shown = damaged["title"] in Page(page).text
+    assert shown == (len(sentences) == 1)

@@ -4,8 +4,9 @@ import dataclasses
 import json
 import math
 import os
+import re
+import shutil
 import signal
-import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,9 @@ from filelock import FileLock
 
 from zeromean import experiments
 from zeromean.experiments import records, runner
+from zeromean.experiments.checksum import sealed
 from zeromean.experiments.claims import Claim
+from zeromean.experiments.documents import PAPER, ours
 from zeromean.experiments.figure import figure, over_seeds
 from zeromean.experiments.run_log import RunLog, plain, write_json
 from zeromean.report.markdown import to_markdown
@@ -33,6 +36,10 @@ class Config:
     names: tuple[str, ...] = ("a", "b")
     bold: bool = False
     seed: int = 0
+
+
+COMMIT, LATER = "1" * 40, "2" * 40
+COMMITS = {COMMIT, LATER}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +78,10 @@ def fake(monkeypatch):
         QUICK=Config(size=5),
         SMOKE=Config(size=1),
         CLAIMS=[
-            Claim("nested.size", 10.0, "here", 1.0, label="size"),
-            Claim("nested.none", 1.0, "here", label="never measured"),
+            Claim("nested.size", 10.0, PAPER("here"), 1.0, label="size"),
+            Claim("nested.none", 1.0, PAPER("here"), label="never measured"),
         ],
+        COVERS=(),
         run=run,
         figures=figures,
         computed=computed,
@@ -81,6 +89,9 @@ def fake(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "fake_experiment", module)
     monkeypatch.setitem(experiments.REGISTRY, "fake", "fake_experiment")
+    # As if it ran in a checkout without changes.
+    monkeypatch.setattr(runner, "commit", lambda: COMMIT)
+    monkeypatch.setattr(runner, "commit_exists", COMMITS.__contains__)
     return module
 
 
@@ -270,7 +281,15 @@ def test_without_runs_there_is_no_record(place, tmp_path):
 
 def test_claim_direction_is_checked():
     with pytest.raises(ValueError, match="direction must be one of at least, at most, equal"):
-        Claim("metric", 1.0, "here", direction="about")
+        Claim("metric", 1.0, ours(), direction="about")
+
+
+def test_claim_has_an_author():
+    with pytest.raises(TypeError, match=r"author must be a document with a place.*got 'Table 1'"):
+        Claim("metric", 1.0, "Table 1")
+    assert Claim("metric", 1.0, PAPER("Table 1")).author.key == "paper"
+    assert str(PAPER("Table 1")) == "Neklyudov et al. (2019), Table 1"
+    assert (ours("half").key, str(ours("half")), str(ours())) == ("ours", "ours: half", "ours")
 
 
 def test_jobs_run_in_processes(place):
@@ -286,29 +305,36 @@ def test_jobs_report_what_went_wrong(place):
         runner.run_experiment("fig5", config, [0, 1], place=place, jobs=2)
 
 
+def test_what_runs_say_comes_in_whole_lines(tmp_path, monkeypatch):
+    """Several processes write to one terminal, unbuffered perhaps."""
+    written = []
+    monkeypatch.setattr(sys, "stderr", types.SimpleNamespace(write=written.append))
+    RunLog(tmp_path / "fig1" / "digest" / "seed-3", seed=3).say("network-0")
+    assert written == ["[fig1 seed 3] network-0\n"]
+
+
+def at_work(runs, number):
+    """Whether so many runs have started."""
+    return len(list(runs.glob("fig1/*/seed-*/config.json"))) == number
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_ends_all_processes_and_the_run_can_go_on(jobs, tmp_path):
+def test_ctrl_c_ends_all_processes_and_the_run_can_go_on(jobs, processes, tmp_path):
     command = [sys.executable, "-m", "zeromean", "run", "fig1", "--smoke", "--steps", "100000"]
     command += ["--seeds", "0", "1", "--jobs", jobs, "--runs", str(tmp_path)]
-    with subprocess.Popen(
+    process = processes.start(
         command,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
         # A shell that runs the tests in the background has them, and their children, ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line == "[fig1 seed 0] network-0\n":
-                break
-        os.killpg(process.pid, signal.SIGINT)
-        rest = process.stderr.read()  # until the last process of the group has closed it
-        # What a shell calls 130 either way: Python ends by the signal itself where it came while a
-        # string was executed, as the modules that are imported meanwhile do.
-        assert process.wait(timeout=30) in (130, -signal.SIGINT)
-    assert rest.endswith("zeromean: interrupted.\n")
-    assert "Traceback" not in rest
+    )
+    processes.wait_until(lambda: at_work(tmp_path, int(jobs)), process)
+    os.killpg(process.pid, signal.SIGINT)
+    finished = processes.finish(process)
+    # What a shell calls 130 either way: Python ends by the signal itself where it came while a
+    # string was executed, as the modules that are imported meanwhile do.
+    assert finished.returncode in (130, -signal.SIGINT)
+    assert finished.stderr.endswith("zeromean: interrupted.\n")
+    assert "Traceback" not in finished.stderr
     (folder,) = tmp_path.glob("fig1/*/seed-0")
     assert (folder / "config.json").exists()
     assert not (folder / "done.json").exists()
@@ -317,23 +343,20 @@ def test_ctrl_c_ends_all_processes_and_the_run_can_go_on(jobs, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_parent_leaves_no_process_behind(how, tmp_path):
+def test_killed_parent_leaves_no_process_behind(how, processes, tmp_path):
     command = [sys.executable, "-m", "zeromean", "run", "fig1", "--smoke", "--steps", "100000"]
     command += ["--seeds", "0", "1", "--jobs", "2", "--runs", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line == "[fig1 seed 0] network-0\n":
-                break
-        process.send_signal(how)
-        process.stderr.read()  # until the last child has closed it
+    process = processes.start(command)
+    processes.wait_until(lambda: at_work(tmp_path, 2), process)
+    process.send_signal(how)
+    processes.finish(process)  # and all its children
     (folder,) = tmp_path.glob("fig1/*/seed-0")
     with FileLock(folder / "lock", timeout=0):
         pass
 
 
 def test_seeds_that_failed_are_not_left_out_of_a_claim(fake, place, tmp_path):
-    fake.CLAIMS.append(Claim("gain", 0.0, "here", label="gain", direction="at least"))
+    fake.CLAIMS.append(Claim("gain", 0.0, ours(), label="gain", direction="at least"))
     run = fake.run
     fake.run = lambda config, log: {
         **run(config, log),
@@ -342,7 +365,7 @@ def test_seeds_that_failed_are_not_left_out_of_a_claim(fake, place, tmp_path):
     runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
     (path,) = records.collect(place.runs, tmp_path / "results")
     rows = {row.label: row for row in section("fake", "", read_record(path)).rows}
-    assert rows["gain"].verdict == "not confirmed"
+    assert rows["gain"].verdict == "open"
     assert rows["size"].verdict == "confirmed"
 
 
@@ -372,18 +395,238 @@ def test_runs_of_other_configurations_stand_beside_those_of_a_record(fake, place
     for kept in ("command", "figures", "claims"):
         assert after[kept] == before[kept]
     markdown = to_markdown([section("fake", "", read_record(path))], "")
-    assert "Also run: `zeromean run fake --size 7 --seeds 0`: one seed, 0" in markdown
+    assert "Also run: `zeromean run fake --size 7 --seeds 0`: custom size, one seed, 0" in markdown
 
 
-def test_another_full_configuration_replaces_the_one_that_was(fake, place, tmp_path):
+def test_another_full_configuration_makes_the_one_that_was_a_try(fake, place, tmp_path):
     runner.run_experiment("fake", Config(), [0], place=place)
     (path,) = records.collect(place.runs, tmp_path / "results")
+    before = read(path.parent, path.name)["runs"]
     fake.Config = OtherDefaults
     others = runner.Place(runs=tmp_path / "others", progress=False)
     runner.run_experiment("fake", OtherDefaults(), [0], place=others)
     assert records.collect(others.runs, tmp_path / "results") == [path]
-    (run,) = json.loads(path.read_text())["runs"]
+    record = read(path.parent, path.name)
+    (run,) = record["runs"]
     assert run["config"]["size"] == OtherDefaults().size
+    (earlier,) = record["tries"]
+    assert earlier == {"command": "zeromean run fake --seeds 0", "runs": before}
+
+
+def other_numbers(fake, change=1.0):
+    """Let the fake give other numbers, as a training with other code does."""
+    run = fake.run
+    fake.run = lambda config, log: {**run(config, log), "last": change + config.seed}
+
+
+def collected_twice(fake, place, tmp_path, first, second):
+    """A record of some seeds, then of runs of other seeds with other numbers."""
+    runner.run_experiment("fake", Config(), first, place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    before = read(path.parent, path.name)
+    other_numbers(fake)
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), second, place=others)
+    records.collect(others.runs, tmp_path / "results")
+    return before, read(path.parent, path.name)
+
+
+def test_a_new_run_of_the_same_configuration_is_shown_and_the_old_one_kept(fake, place, tmp_path):
+    before, after = collected_twice(fake, place, tmp_path, [0, 1], [0, 1])
+    assert [run["metrics"]["last"] for run in after["runs"]] == [1.0, 2.0]
+    assert [each["runs"] for each in after["tries"]] == [before["runs"]]
+    # Again, and nothing changes.
+    others = tmp_path / "others"
+    assert records.collect(others, tmp_path / "results") == []
+    # The first ones again: they are shown, and the others are a try. Nothing is lost.
+    records.collect(place.runs, tmp_path / "results")
+    again = read(tmp_path / "results", "fake.json")
+    assert again["runs"] == before["runs"]
+    assert [each["runs"] for each in again["tries"]] == [after["runs"], before["runs"]]
+
+
+def test_a_run_of_fewer_seeds_does_not_take_the_place_of_more(fake, place, tmp_path, capsys):
+    before, after = collected_twice(fake, place, tmp_path, [0, 1, 2], [1])
+    assert after["runs"] == before["runs"]
+    assert [run["metrics"]["last"] for run in after["tries"][0]["runs"]] == [2.0]
+    assert "goes on to show its 3 seeds" in capsys.readouterr().err
+
+
+def test_seeds_that_come_later_join_those_of_a_record(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), [2, 3], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == [path]
+    record = read(path.parent, path.name)
+    assert [run["seed"] for run in record["runs"]] == [0, 1, 2, 3]
+    assert record["command"] == "zeromean run fake --seeds 0 1 2 3"
+    assert record["tries"] == []
+
+
+def test_a_stale_record_makes_room_for_fewer_seeds(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    fake.VERSION = 2
+    assert records.collect(tmp_path / "none", tmp_path / "results") == [path]
+    assert section("fake", "", read_record(path)).marks == [
+        "stale: version 1 of the experiment, which is at 2"
+    ]
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), [0], place=others)
+    records.collect(others.runs, tmp_path / "results")
+    record = read(path.parent, path.name)
+    assert [(run["version"], run["seed"]) for run in record["runs"]] == [(2, 0)]
+    assert [run["version"] for run in record["tries"][0]["runs"]] == [1, 1]
+    assert section("fake", "", read_record(path)).marks == []
+
+
+def test_times_do_not_make_another_result(fake, place, tmp_path):
+    fake.TIMINGS = ("*last",)
+    before, after = collected_twice(fake, place, tmp_path, [0, 1], [0, 1])
+    assert after == before
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda done: done.update(commit=None), r"seed 1: it has no commit"),
+        (lambda done: done.update(commit=COMMIT + "+"), r"seed 1: it was made with changed files"),
+        (lambda done: done.update(commit="3" * 40), r"seed 1: this repository has no commit 3333"),
+        (lambda done: done.update(command=""), r"seed 1: it has no command"),
+        (lambda done: done.pop("cpu_seconds"), r"seed 1: it has no CPU time from scratch"),
+        (lambda done: done["environment"].pop("torch"), r"seed 1: its environment lacks torch"),
+    ],
+)
+def test_runs_without_their_provenance_are_refused_and_others_collected(
+    fake, place, tmp_path, change, message
+):
+    for size in (10, 7):
+        runner.run_experiment("fake", Config(size=size), [0, 1], place=place)
+    done = runner.run_folder("fake", Config(seed=1), place.runs) / "done.json"
+    edit(done, lambda content: (content.pop("checksum"), change(content)))
+    refused = []
+    (path,) = records.collect(place.runs, tmp_path / "results", refused.append)
+    (sentence,) = refused
+    assert re.search(message, sentence)
+    assert str(done.parent.parent) in sentence
+    assert {run["size"] for run in read(path.parent, path.name)["runs"]} == {"custom"}
+
+
+def test_a_missing_seed_is_refused(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
+    refused = []
+    shutil.rmtree(runner.run_folder("fake", Config(seed=1), place.runs))
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    # One that was started last and is not finished is missing, too.
+    runner.run_experiment("fake", Config(), [1], place=place)
+    (runner.run_folder("fake", Config(seed=2), place.runs) / "done.json").unlink()
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    assert re.search(r"is not collected, seed 1 is missing; run it too", refused[0])
+    assert re.search(r"is not collected, seed 2 is missing; run it too", refused[1])
+
+
+def test_a_digest_of_something_else_is_refused(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    folder = runner.run_folder("fake", Config(), place.runs)
+    folder.parent.rename(folder.parent.parent / "0123456789")
+    refused = []
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    assert "its configuration is not that of 0123456789" in refused[0]
+    edit(
+        folder.parent.parent / "0123456789" / "seed-0" / "config.json",
+        lambda content: content.update(experiment="fig2"),
+    )
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    assert "holds a run of fig2; move it away" in refused[1]
+
+
+def test_a_run_that_was_changed_by_hand_is_refused(fake, place, tmp_path):
+    (folder,) = runner.run_experiment("fake", Config(), [0], place=place)
+    edit(folder / "done.json", lambda done: done["metrics"].update(last=2.0))
+    refused = []
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    assert re.search(r"done\.json was changed by hand: its checksum", refused[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record["runs"][0]["metrics"].update(last=2.0), "its checksum is that of"),
+        (lambda record: record["runs"].pop(), "its checksum is that of something else"),
+        (lambda record: record["tries"].append({"runs": []}), "its checksum is that of"),
+        (lambda record: record.pop("checksum"), "it lacks its checksum"),
+    ],
+)
+def test_a_record_that_was_changed_by_hand_is_refused(fake, place, tmp_path, change, message):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    edit(path, change)
+    before = path.read_text()
+    refused = []
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    assert path.read_text() == before
+    assert re.search(rf"fake\.json was changed by hand: {message}", refused[0])
+
+
+def test_records_from_before_provenance_are_kept_and_marked(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+
+    def as_it_was(record):
+        for key in ("checksum", "version", "tries", "deterministic"):
+            del record[key]
+        for run, commit in zip(record["runs"], (COMMIT, COMMIT + "+", "3" * 40), strict=True):
+            del run["version"], run["cpu_seconds"]
+            run["environment"]["commit"] = commit
+
+    edit(path, as_it_was)
+    assert section("fake", "", read_record(path)).marks == ["no clean commit"]
+    refused = []
+    assert records.collect(tmp_path / "none", tmp_path / "results", refused.append) == [path]
+    assert refused == []
+    assert section("fake", "", read_record(path)).marks == ["its commit does not exist"]
+    # A clean run, of as many seeds, takes their place.
+    records.collect(place.runs, tmp_path / "results")
+    assert section("fake", "", read_record(path)).marks == []
+    assert len(read(path.parent, path.name)["tries"]) == 1
+
+
+def test_quick_runs_stand_in_a_record_without_a_verdict(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    runner.run_experiment("fake", fake.QUICK, [0, 1, 2], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    full, quick = section("fake", "", read_record(path)).groups
+    assert (full.size, [row.verdict for row in full.rows]) == ("full", ["seen once"])
+    assert (quick.size, [row.verdict for row in quick.rows]) == ("quick", ["not judged"])
+
+
+def test_own_runs_are_shown_and_nothing_is_written(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    results = tmp_path / "results"
+    (path,) = records.collect(place.runs, results)
+    before = path.read_text()
+    assert [run.get("own") for run in own_runs(results, place.runs)] == [None]
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", fake.QUICK, [0], place=others)
+    assert [(run["size"], run.get("own")) for run in own_runs(results, others.runs)] == [
+        ("full", None),
+        ("quick", True),
+    ]
+    assert [(run["size"], run.get("own")) for run in own_runs(None, others.runs)] == [
+        ("quick", True)
+    ]
+    assert path.read_text() == before
+
+
+def own_runs(results, runs):
+    return records.with_own_runs(results, runs)["fake"]["runs"]
 
 
 def test_a_record_without_runs_gets_the_words_of_today(fake, place, tmp_path):
@@ -392,7 +635,7 @@ def test_a_record_without_runs_gets_the_words_of_today(fake, place, tmp_path):
     before = json.loads(path.read_text())
     assert records.collect(tmp_path / "elsewhere", tmp_path / "results") == []
     fake.TITLE = "a better title"
-    fake.CLAIMS[:] = [Claim("last", 1.0, "there", label="last"), Claim("unknown", 0.0, "there")]
+    fake.CLAIMS[:] = [Claim("last", 1.0, ours(), label="last"), Claim("unknown", 0.0, ours())]
     assert records.collect(tmp_path / "elsewhere", tmp_path / "results") == [path]
     after = json.loads(path.read_text())
     assert after["title"] == "a better title"
@@ -436,7 +679,7 @@ def test_processes_may_write_the_same_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["network.json"]
 
 
-def test_a_record_keeps_seeds_that_the_runs_lack(fake, place, tmp_path, capsys):
+def test_a_record_keeps_seeds_that_the_runs_lack(fake, place, tmp_path):
     runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
     (path,) = records.collect(place.runs, tmp_path / "results")
     before = path.read_text()
@@ -444,7 +687,6 @@ def test_a_record_keeps_seeds_that_the_runs_lack(fake, place, tmp_path, capsys):
     runner.run_experiment("fake", Config(), [1], place=others)
     assert records.collect(others.runs, tmp_path / "results") == []
     assert path.read_text() == before
-    assert "keeps its runs: it has seeds 0, 2 too" in capsys.readouterr().err
     runner.run_experiment("fake", Config(), [0, 1, 2, 3], place=others)
     assert records.collect(others.runs, tmp_path / "results") == [path]
 
@@ -454,8 +696,9 @@ def test_a_damaged_record_is_named(fake, place, tmp_path, content):
     runner.run_experiment("fake", Config(), [0], place=place)
     (path,) = records.collect(place.runs, tmp_path / "results")
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"fake\.json is damaged .*; delete it"):
-        records.collect(place.runs, tmp_path / "results")
+    refused = []
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    assert re.search(r"fake\.json (is damaged|lacks) .*; delete it", refused[0])
 
 
 def test_a_run_without_its_configuration_is_named(fake, place):
@@ -503,3 +746,75 @@ def test_all_sizes_of_all_experiments_are_sensible():
         experiment = experiments.load(name)
         for config in (experiment.Config(), experiment.QUICK, experiment.SMOKE):
             runner._require_sensible(config, experiment.Config())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", '{"experiment": "fake", "config": []}'),
+        ("config.json", '{"experiment": "fake", "config": {"seed": "x"}}'),
+        ("config.json", "[" * 100_000),
+        ("done.json", "\x00"),
+        ("done.json", "null"),
+        ("done.json", {"metrics": None}),
+        ("done.json", {"metrics": {"last": 10**400}}),
+        ("done.json", {"metrics": {"draws": "text"}}),
+        ("done.json", {"duration": "long"}),
+        ("done.json", {"environment": 3}),
+    ],
+)
+def test_damaged_runs_are_named_and_the_others_collected(fake, place, tmp_path, name, content):
+    runner.run_experiment("fake", fake.QUICK, [0], place=place)
+    (damaged,) = runner.run_experiment("fake", Config(), [0], place=place)
+    path = damaged / name
+    if isinstance(content, dict):
+        content = json.dumps(sealed({**json.loads(path.read_text()), **content}))
+    path.write_text(content)
+    sentences = []
+    collected = records.collect(place.runs, tmp_path / "results", sentences.append)
+    assert len(sentences) == 1
+    # Text where a curve belongs shows itself only where all runs are drawn.
+    drawn = "text" in content
+    assert str(place.runs / "fake" if drawn else damaged) in sentences[0]
+    assert len(sentences[0]) < 400
+    assert [len(read_record(record).runs) for record in collected] == ([] if drawn else [1])
+    sentences.clear()
+    records.status("fake", place.runs, sentences.append)
+    assert len(sentences) == (0 if drawn else 1)
+
+
+def test_null_metrics_are_gaps_in_figures(fake, place, tmp_path):
+    run = fake.run
+    fake.run = lambda config, log: {**run(config, log), "other": 1.0, "lost": float("nan")}
+    draw = fake.figures
+
+    def figures(found):
+        lost = [1 - record["metrics"]["lost"] for record in found]
+        return [*draw(found), figure("Lost", "seed", "x", [over_seeds("lost", [1], [lost])])]
+
+    fake.figures = figures
+    (folder,) = runner.run_experiment("fake", Config(), [0], place=place)
+    done = read(folder)
+    done["metrics"]["draws"][1] = None
+    (folder / "done.json").write_text(json.dumps(sealed(done)))
+    assert done["metrics"]["lost"] is None
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    drawn, lost = read_record(path).figures
+    assert drawn.traces[0].y[1] is None
+    assert lost.traces[0].y == [None]
+
+
+@pytest.mark.parametrize("content", ["{", '{"runs": 3}', '{"runs": [{"digest": []}]}'])
+def test_damaged_records_are_named_kept_and_leave_the_others(fake, place, tmp_path, content):
+    fig2 = experiments.load("fig2")
+    runner.run_experiment("fake", Config(), [0], place=place)
+    runner.run_experiment("fig2", fig2.SMOKE, [0], place=place)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "fig2.json").write_text(content)
+    sentences = []
+    assert records.collect(place.runs, results, sentences.append) == [results / "fake.json"]
+    assert len(sentences) == 1
+    assert str(results / "fig2.json") in sentences[0]
+    assert (results / "fig2.json").read_text() == content

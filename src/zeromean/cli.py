@@ -1,4 +1,4 @@
-"""The command line: `zeromean demo | list | run | data | report`, or `python -m zeromean …`.
+"""The command line: `zeromean demo | list | run | verify | data | report`, or `python -m zeromean`.
 
 A command is a dataclass, which tyro turns into options, with a `run` method that imports what it
 needs (so that `--help` stays fast) and returns an exit code. `COMMANDS` lists them. The options of
@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import zeromean
+from zeromean.extras import how_to_install
 
 # What the extra `cli` brings, by the names under which it is imported.
 REQUIREMENTS = ("matplotlib", "rich", "sklearn", "tyro")
+RECORDS = Path("results/experiments")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +67,17 @@ class List:
         from zeromean import experiments
         from zeromean.experiments import records
 
+        damages: list[str] = []
         table = Table(box=None, pad_edge=False)
         for heading in ("name", "what it shows", "data", f"in {self.runs}"):
             table.add_column(heading)
         for name in experiments.REGISTRY:
             experiment = experiments.load(name)
             needs = ", ".join(experiment.NEEDS) or "–"
-            table.add_row(name, experiment.TITLE, needs, records.status(name, self.runs))
+            found = records.status(name, self.runs, damages.append)
+            table.add_row(name, experiment.TITLE, needs, found)
         Console().print(table)
-        return 0
+        return _tell(damages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,37 +176,96 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """Write one web page from the records: the papers' numbers beside ours, with plots."""
+class Verify:
+    """Run an experiment with a seed that no record has, and compare it number by number.
 
-    results: Path = Path("results/experiments")
-    """Folder of the records, one JSON file an experiment."""
+    Says of each number whether it lies in the 99% prediction interval of the record's seeds
+    (Student's t, corrected for how many numbers there are). The exit code is 1 where one does not.
+    """
+
+    name: str
+    """The experiment."""
+    seed: int | None = None
+    """The fresh seed; default: the smallest from 1000 on that no record has."""
+    quick: bool = False
+    """Compare runs of the quick size, those in the record and in --own."""
+    results: Path = RECORDS
+    """Folder of the records."""
+    own: Path = Path("runs")
+    """Folder of finished runs, which count as a record where there is none."""
+    runs: Path = Path("runs/verify")
+    """Folder of the fresh runs, which share nothing with the others."""
+    data_dir: Path | None = None
+    """Folder of the data sets; default: $ZEROMEAN_DATA, else the cache folder of this system."""
+    quiet: bool = False
+    """Print the table only."""
+
+    def run(self) -> int:
+        from zeromean.experiments import runner, verify
+
+        size = "quick" if self.quick else "full"
+        reference = verify.reference(self.name, self.results, size=size, runs=self.own)
+        seed = reference.seed(self.seed)
+        try:
+            _require_writable(self.runs)
+        except OSError as error:
+            reason = error.strerror or error
+            return _refuse(f"cannot write into {self.runs}: {reason}; choose another --runs.")
+        place = runner.Place(runs=self.runs, data_dir=self.data_dir, progress=not self.quiet)
+        folder = verify.fresh_run(reference, seed, place)
+        done = runner.read_json(folder / "done.json", "metrics")
+        compared = verify.compare(reference, done["metrics"])
+        _print_comparison(compared, seed, len(reference.runs))
+        return int(any(each.verdict == verify.OUTSIDE for each in compared))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one web page from the records and your own runs: documents' numbers next to ours."""
+
+    results: Path | None = None
+    """Folder of the records, one JSON file an experiment; default: results/experiments."""
     output: Path = Path("report.html")
     """The page."""
     markdown: Path | None = None
-    """Write the tables into this file too, as Markdown."""
+    """Write the tables of the records into this file too, as Markdown; without your own runs."""
     collect: bool = False
     """First make the records from the finished runs."""
     runs: Path = Path("runs")
-    """Folder of the runs, for --collect."""
+    """Folder of your own runs, which are shown next to the records, and for --collect."""
 
     def run(self) -> int:
-        from zeromean import experiments
+        from zeromean.experiments import records
+        from zeromean.experiments.damage import damage_of
         from zeromean.report import build, build_markdown
+        from zeromean.report.records import parse_record, read_records
 
+        refused: list[str] = []
+
+        def refuse(sentence: str) -> None:
+            if sentence not in refused:
+                refused.append(sentence)
+
+        results = RECORDS if self.results is None else self.results
         if self.collect:
-            from zeromean.experiments import records
-
-            for path in records.collect(self.runs, self.results):
+            for path in records.collect(self.runs, results, refuse):
                 print(f"wrote {path}")
-        titles = {name: experiments.load(name).TITLE for name in experiments.REGISTRY}
-        build(self.results, self.output, titles)
+        # A folder that was asked for must be there; without one, own runs are enough.
+        asked_for = self.results is not None and not self.collect
+        has_records = results.is_dir() or asked_for or not self.runs.is_dir()
+        found = dict(read_records(results, refuse)) if has_records else {}
+        own = records.with_own_runs(results if has_records else None, self.runs, refuse)
+        for name, content in own.items():
+            with damage_of(self.runs / name, refuse):
+                found[name] = parse_record(content, self.runs / name)
+        known = _registry()
+        build(found, self.output, known, refuse)
         print(f"wrote {self.output}")
         if self.markdown is not None:
             figures = "`zeromean report` draws the figures, in one page that works offline."
-            build_markdown(self.results, self.markdown, titles, figures=figures)
+            build_markdown(results, self.markdown, known, figures=figures, on_damage=refuse)
             print(f"wrote {self.markdown}")
-        return 0
+        return _tell(refused)
 
 
 class Command(Protocol):
@@ -215,22 +278,24 @@ COMMANDS: dict[str, Callable[..., Command]] = {
     "demo": Demo,
     "list": List,
     "run": Run,
+    "verify": Verify,
     "data": Data,
     "report": Report,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 2 for what the user can mend, 130 for Ctrl-C."""
+    """Run a command and return its exit code.
+
+    0; 1 where `verify` finds a difference; 2 for what the user can mend; 130 for Ctrl-C.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"zeromean {zeromean.__version__}")
         return 0
     missing = [name for name in REQUIREMENTS if find_spec(name) is None]
     if missing:
-        return _refuse(
-            f"the command line needs {', '.join(missing)}; run: pip install 'zeromean[cli]'"
-        )
+        return _refuse(how_to_install(f"the command line needs {', '.join(missing)}", "cli"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Not every terminal knows α and ±.
@@ -307,6 +372,45 @@ def _print_metrics(name: str, folders: Sequence[Path]) -> None:
             print(f"  {key} = {value:.6g}")
 
 
+def _print_comparison(compared: Sequence[Any], seed: int, num_seeds: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from zeromean.experiments import verify
+    from zeromean.report.formats import format_number
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("number", f"mean of {num_seeds}", "99% interval", f"seed {seed}", ""):
+        table.add_column(heading)
+    for each in compared:
+        ends = "–" if each.interval is None else ", ".join(map(format_number, each.interval))
+        row = (each.metric, format_number(each.mean), ends, format_number(each.fresh))
+        table.add_row(*row, each.verdict, style="bold" if each.verdict == verify.OUTSIDE else None)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    counts = {
+        verdict: sum(each.verdict == verdict for each in compared)
+        for verdict in (verify.INSIDE, verify.OUTSIDE, verify.NO_SPREAD)
+    }
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + ".")
+
+
+def _registry() -> Any:
+    """What there is to report on."""
+    from zeromean import experiments
+    from zeromean.experiments import documents
+    from zeromean.report import Registry
+
+    missing = documents.not_reproduced(experiments.covered())
+    return Registry(
+        titles={name: experiments.load(name).TITLE for name in experiments.REGISTRY},
+        versions={name: experiments.version(name) for name in experiments.REGISTRY},
+        missing={
+            document: [(item.place, item.what, item.why_not) for item in items]
+            for document, items in missing.items()
+        },
+    )
+
+
 def _nearest(name: str, names: Sequence[str]) -> str:
     bare = {each.strip("-"): each for each in names}  # All options begin alike.
     nearest = difflib.get_close_matches(name.strip("-"), bare, n=1, cutoff=0.4)
@@ -318,6 +422,13 @@ def _require_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
+
+
+def _tell(damages: Sequence[str]) -> int:
+    """Say what could not be read; the rest has been shown. Returns the exit code."""
+    for sentence in dict.fromkeys(damages):
+        _refuse(sentence)
+    return 2 if damages else 0
 
 
 def _refuse(sentence: str) -> int:

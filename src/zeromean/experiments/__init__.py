@@ -7,10 +7,16 @@ An experiment is a module with
 - `NEEDS`: the data sets that it reads; its smoke size reads none but the built-in ones,
 - `Config`: a frozen dataclass, every field documented, with a `seed`; its defaults are full size,
 - `QUICK`: a Config of minutes, and `SMOKE`: the smallest honest one, of seconds,
-- `CLAIMS`: what the document says, for the report to put beside what was measured,
+- `CLAIMS`: what is claimed, and by whom, for the report to put next to what was measured,
+- `COVERS`: which tables and figures of the documents it is about (`documents.ITEMS`),
 - `run(config, log)`: does the work and returns the final metrics, numbers or lists of them,
 - `figures(records)`: plain descriptions of the figures, from the metrics of finished runs,
-- `NOTES`, where ours is not as the document's: what was checked, in paragraphs.
+- `NOTES`, where ours is not as the document's: what was checked, in paragraphs. Numbers in them
+  are filled in when a page is written: {metric}, {setting NAME}, {claim METRIC},
+- `VERSION`, where it is not 1: a number that is raised when the meaning of its numbers changes;
+  records of an older version are stale,
+- `DETERMINISTIC = True`, where nothing is random: then one run is enough for a verdict,
+- `TIMINGS`, where numbers depend on the machine: patterns of metrics that `verify` leaves out.
 
 `zeromean run NAME` runs one; `runner` says how, and `records` what is kept of it.
 """
@@ -66,6 +72,7 @@ class Experiment(Protocol):
     QUICK: Any
     SMOKE: Any
     CLAIMS: list[Claim]
+    COVERS: tuple[str, ...]
 
     def run(self, config: Any, log: RunLog) -> dict[str, Any]: ...
 
@@ -79,3 +86,13 @@ def load(name: str) -> Experiment:
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(REGISTRY)}."
         raise ValueError(f"there is no experiment {name!r}; {hint}")
     return cast(Experiment, import_module(REGISTRY[name]))
+
+
+def version(name: str) -> int:
+    """The version of an experiment, which is raised when the meaning of its numbers changes."""
+    return getattr(load(name), "VERSION", 1)
+
+
+def covered() -> set[str]:
+    """The keys of the documents' items that some experiment is about."""
+    return {key for name in REGISTRY for key in load(name).COVERS}

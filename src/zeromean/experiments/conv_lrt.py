@@ -9,12 +9,15 @@ from typing import Any
 import zeromean as zm
 from zeromean.experiments import lenet
 from zeromean.experiments.claims import Claim
+from zeromean.experiments.documents import MOLCHANOV
 from zeromean.experiments.figure import figure, over_seeds
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "A convolutional variance layer: LRT against exact weight sampling"
-SOURCE = "Neklyudov et al. (2019), Appendix E; lecture, LRT for convolutions"
+SOURCE = "Neklyudov et al. (2019), Appendix E; Molchanov, lecture: LRT for convolutions"
 NEEDS: tuple[str, ...] = ("mnist",)
+COVERS = ("paper: Appendix E", "molchanov: LRT for convolutions")
+VERSION = 2  # Trained on 55,000 images, the others being the validation set.
 SAMPLERS = {"LRT": "local", "weight": "weight"}
 
 
@@ -32,7 +35,7 @@ CLAIMS = [
     Claim(
         "gain",
         0.0,
-        "facts: works better than weight sampling",
+        MOLCHANOV("LRT for convolutions, “much better than plain reparameterization”"),
         0.0,
         "at least",
         "averaged accuracy, trained with LRT less trained with weight sampling",

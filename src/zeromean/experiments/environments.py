@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zeromean.extras import how_to_install
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -112,7 +114,7 @@ def make_environment(task: Task) -> Any:
         import gymnasium as gym
     except ImportError:
         raise ImportError(
-            "reinforcement learning needs gymnasium; run: pip install 'zeromean[experiments]'"
+            how_to_install("reinforcement learning needs gymnasium", "experiments")
         ) from None
     try:
         environment = gym.make(

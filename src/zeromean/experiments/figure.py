@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -56,7 +57,10 @@ def over_seeds(
     name: str, x: Sequence[Any], curves: Sequence[Sequence[float | None]], *, kind: str = "line"
 ) -> dict[str, Any]:
     """The mean of a curve over seeds, with its standard error where there are several."""
-    columns = [[v for v in column if v is not None] for column in zip(*curves, strict=True)]
+    columns = [
+        [v for v in column if v is not None and not math.isnan(v)]
+        for column in zip(*curves, strict=True)
+    ]
     means = [statistics.fmean(column) if column else None for column in columns]
     if len(curves) < 2:
         return trace(name, x, means, kind=kind)

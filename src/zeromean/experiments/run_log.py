@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zeromean.experiments.cpu_time import CpuTime
 from zeromean.whole_file import whole_file
 
 Result = TypeVar("Result")
@@ -48,6 +49,8 @@ class RunLog:
         self.models = models or folder / "models"
         self.progress = progress
         self.reused = False
+        self._cpu = CpuTime(folder / "cpu_time.json")
+        self._networks: dict[str, float] = {}
         self._asked_for: set[str] = set()
         self._said = 0
         path = folder / "metrics.jsonl"
@@ -78,7 +81,8 @@ class RunLog:
     def say(self, text: str) -> None:
         """Tell the user what is going on."""
         if self.progress:
-            print(f"[{self.folder.parent.parent.name} seed {self.seed}] {text}", file=sys.stderr)
+            # A line in one piece: print writes its end apart, and other processes between the two.
+            sys.stderr.write(f"[{self.folder.parent.parent.name} seed {self.seed}] {text}\n")
 
     def once(self, stage: str, compute: Callable[[], Result]) -> Result:
         """Compute a stage, or read its result where an interrupted run has left it.
@@ -100,12 +104,23 @@ class RunLog:
         result = plain(compute())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, result)
+        self._cpu.save()
         return result
 
     def note_origin(self, name: str, *, was_there: bool) -> None:
         """Say, when a part of the work is first asked for, whether it was done before this run."""
         self.reused |= was_there and name not in self._asked_for
         self._asked_for.add(name)
+
+    def note_network(self, name: str, cpu: CpuTime) -> None:
+        """Count the training of a network once, whoever did it, and not as this run's own work."""
+        self._networks.setdefault(name, cpu.seconds)
+        self._cpu.leave_out(cpu.seconds_here)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of everything that led to this run's numbers, shared networks included."""
+        return self._cpu.seconds + sum(self._networks.values())
 
     def seed_everything(self, stage: str) -> None:
         """Seed torch by the run's seed and a name."""

@@ -33,10 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from zeromean import experiments
+from zeromean.experiments.checksum import sealed
 from zeromean.experiments.run_log import RunLog, plain, write_json
+from zeromean.folder_lock import locked
 
 # What experiments, data sets and training raise for what the user can mend, in a sentence.
 MENDABLE = (ValueError, OSError, ImportError)
@@ -111,7 +112,7 @@ def run_one(name: str, config: Any, place: Place) -> Path:
     """Run an experiment for one seed, here and now."""
     folder = run_folder(name, config, place.runs)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with locked(folder):
         if is_finished(name, config, folder):  # by another process, just now
             return folder
         resumed = (folder / "config.json").exists()
@@ -132,14 +133,17 @@ def run_one(name: str, config: Any, place: Place) -> Path:
             "metrics": metrics,
             "command": command(name, config),
             "duration": round(time.monotonic() - started, 1),
+            # From scratch, also of what was there already.
+            "cpu_seconds": round(log.cpu_seconds, 1),
             "resumed": resumed,
             # Then the duration is not that of everything.
             "reused": resumed or log.reused,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "version": experiments.version(name),
             "commit": commit(),
             "environment": environment(),
         }
-        write_json(folder / "done.json", done)
+        write_json(folder / "done.json", sealed(done))
         log.say(f"done in {done['duration']:.0f} s")
     return folder
 
@@ -177,7 +181,9 @@ def read_json(path: Path, *keys: str, remedy: str = "move its folder away") -> d
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; {remedy}.") from None
-    except ValueError as error:
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}.") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); {remedy}.") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged (it holds no object); {remedy}.")
@@ -219,27 +225,48 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         **versions,
         "platform": platform.platform(),
-        "processor": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
 
 
 def commit() -> str | None:
     """The commit of the checkout that this package lives in, with a + where it was changed."""
+    head, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", "src")
+    if head is None or changed is None or head.returncode:
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def commit_exists(name: str) -> bool | None:
+    """Whether the checkout that this package lives in has a commit; None where it cannot tell."""
+    shallow = _git("rev-parse", "--is-shallow-repository")
+    if shallow is None or shallow.returncode or shallow.stdout.strip() != "false":
+        return None
+    found = _git("cat-file", "-e", f"{name}^{{commit}}")
+    return None if found is None else found.returncode == 0
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str] | None:
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
-    git = ["git", "--no-optional-locks", "-C", str(root)]
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--", "src"], capture_output=True, text=True
-        )
+        return subprocess.run(command, capture_output=True, text=True)
     except OSError:
         return None
-    if head.returncode:
-        return None
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _processor() -> str:
+    """The model of the processor where the system says it, else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
 
 
 def _identity(name: str, config: Any) -> dict[str, Any]:
@@ -263,19 +290,6 @@ def _traceback_in(path: Path) -> Iterator[None]:
         with suppress(OSError):  # A full disk may be what has gone wrong.
             path.write_text(traceback.format_exc(), encoding="utf-8")
         raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(f"{folder} is being run by another process; wait for it.") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _run_in_processes(name: str, configs: list[Any], place: Place, jobs: int) -> None:

@@ -14,6 +14,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from torch import nn
 
 from zeromean.experiments import runner
+from zeromean.experiments.cpu_time import CpuTime
 from zeromean.experiments.run_log import RunLog, write_json
 
 if TYPE_CHECKING:
@@ -51,20 +52,35 @@ def train(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             model = build()
+        cpu = CpuTime(folder / "cpu_time.json")
         result = fit(
             model,
             data,
             config,
             folder=folder,
-            on_epoch=on_epoch,
+            on_epoch=_timed(on_epoch, cpu),
             # Several processes would draw their bars over each other.
             progress=log.progress and multiprocessing.parent_process() is None,
         )
     log.note_origin(f"network {folder}", was_there=result.resumed_from > 0)
+    log.note_network(f"network {folder}", cpu)
     for row in result.history:
         log.metrics(network=name, **row)
     model.eval()
     return result
+
+
+def _timed(
+    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None, cpu: CpuTime
+) -> Callable[[int, nn.Module], dict[str, Any]]:
+    """`on_epoch`, and the CPU time is written down."""
+
+    def timed(epoch: int, model: nn.Module) -> dict[str, Any]:
+        row = on_epoch(epoch, model) if on_epoch is not None else {}
+        cpu.save()
+        return row
+
+    return timed
 
 
 def _acquired(lock: FileLock, say_that_it_waits: Callable[[], None]) -> AcquireReturnProxy:
@@ -76,7 +92,7 @@ def _acquired(lock: FileLock, say_that_it_waits: Callable[[], None]) -> AcquireR
 
 
 def grey_images(name: str, split: str, size: int, log: RunLog) -> ImageSet:
-    """The first images of a set, in 28 × 28 pixels."""
+    """The first images of a split, in 28 × 28 pixels."""
     from zeromean import data
 
     loaded = data.load(name, split, data_dir=log.data_dir)

@@ -7,11 +7,19 @@ from functools import partial
 from typing import Any
 
 from zeromean.experiments import sparse_figures, sparse_networks
+from zeromean.experiments.documents import MOLCHANOV
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "Sparse variational dropout: LeNet-300-100"
 SOURCE = "lectures on Bayesian networks, sparse variational dropout; Molchanov et al. (2017)"
 NEEDS: tuple[str, ...] = ("mnist",)
+COVERS = (
+    "chirkova: LeNets on MNIST",
+    "molchanov: LeNets on MNIST",
+    "molchanov: quantization",
+    "chirkova: other compression",
+)
+VERSION = 2  # Trained on 55,000 images, the others being the validation set.
 # Of the lecture: error in per cent, and weights over weights left.
 QUOTED = {
     "pruning, Han et al. (2015)": (1.59, 12),
@@ -30,7 +38,7 @@ class Config(sparse_networks.Settings):
 QUICK = Config(**sparse_networks.QUICK)
 SMOKE = Config(**sparse_networks.SMOKE)
 CLAIMS = sparse_networks.claims(
-    "lecture: sparse variational dropout",
+    MOLCHANOV("LeNets on MNIST"),
     error=(1.92, 1.95),
     compression=68,
     dense_error=1.64,

@@ -9,11 +9,19 @@ from typing import Any
 from torch import nn
 
 from zeromean.experiments import sparse_figures, sparse_networks
+from zeromean.experiments.documents import MOLCHANOV
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "Sparse variational dropout: LeNet-5-Caffe"
 SOURCE = "lectures on Bayesian networks, sparse variational dropout; Molchanov et al. (2017)"
 NEEDS: tuple[str, ...] = ("mnist",)
+COVERS = (
+    "chirkova: LeNets on MNIST",
+    "molchanov: LeNets on MNIST",
+    "chirkova: visualization",
+    "molchanov: visualization",
+)
+VERSION = 2  # Trained on 55,000 images, the others being the validation set.
 # Of the lecture: error in per cent, and weights over weights left.
 QUOTED = {
     "pruning, Han et al. (2015)": (0.77, 12),
@@ -23,9 +31,9 @@ QUOTED = {
 }
 NOTES = (
     sparse_figures.sentence_about(QUOTED),
-    "The network is the one that the authors of sparse variational dropout published: with ReLU "
-    "behind the convolutions, which Caffe's own has not. It starts from the network that is not "
-    "sparse.",
+    "The network is the one that the authors of sparse variational dropout published: with "
+    "ReLU behind the convolutions, which Caffe's own has not. It starts from the network that "
+    "is not sparse.",
 )
 
 
@@ -53,7 +61,7 @@ class Config(sparse_networks.Settings):
 QUICK = Config(**sparse_networks.QUICK, shrink_after=(5,))
 SMOKE = Config(**sparse_networks.SMOKE, shrink_after=(2,))
 CLAIMS = sparse_networks.claims(
-    "lecture: sparse variational dropout",
+    MOLCHANOV("LeNets on MNIST"),
     error=(0.75, 0.85),
     compression=280,
     dense_error=0.80,

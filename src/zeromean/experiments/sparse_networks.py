@@ -22,6 +22,7 @@ from torch.nn.utils import prune as torch_prune
 import zeromean as zm
 from zeromean.experiments import shared_networks, shrinking
 from zeromean.experiments.claims import Claim
+from zeromean.experiments.documents import Author
 from zeromean.experiments.run_log import RunLog
 from zeromean.experiments.sparse_figures import weight_images
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from zeromean.data import ImageSet
     from zeromean.training import FitResult
 
+# Validation images on which a network is watched while it trains.
+LOOK_SIZE = 2000
+# Epochs after which the lecture's picture is taken: filters, and a patch of the largest layer.
+FRAMES = (1, 2, 5, 10, 15, 20, 30, 50, 100, 200)
 LAYERS = {
     "lenet_300_100": ("dense1", "dense2", "dense3"),
     "lenet5_caffe": ("conv1", "conv2", "dense1", "dense2"),
@@ -71,8 +76,9 @@ class Settings:
     """Epochs of training after each of these steps."""
     data: str = "mnist"
     """Data set: mnist, fashion-mnist, or digits (enlarged to 28 × 28)."""
-    train_size: int = 60_000
-    """Training images that are used, the first ones."""
+    train_size: int = 55_000
+    """Training images that are used, the first ones. The last 5,000 of the 60,000 are the
+    validation set, on which settings are chosen."""
     test_size: int = 10_000
     """The same for the test."""
     seed: int = 0
@@ -107,7 +113,7 @@ SMOKE: dict[str, Any] = {
 
 
 def claims(
-    source: str,
+    author: Author,
     *,
     error: tuple[float, float],
     compression: float,
@@ -120,7 +126,7 @@ def claims(
         Claim(
             "sparse.error",
             reported,
-            source,
+            author,
             allowed - reported,
             "at most",
             "sparse variational dropout: test error",
@@ -129,7 +135,7 @@ def claims(
         Claim(
             "sparse.compression",
             compression,
-            source,
+            author,
             0.0,
             "at least",
             "sparse variational dropout: weights over weights that are left",
@@ -138,7 +144,7 @@ def claims(
         Claim(
             "dense.error",
             dense_error,
-            source,
+            author,
             0.2,
             "at most",
             "the network that is not sparse",
@@ -148,7 +154,7 @@ def claims(
             Claim(
                 f"sparse.sparsity.{layer}",
                 value,
-                source,
+                author,
                 0.0,
                 "at least",
                 f"weights of {layer} that are gone",
@@ -161,10 +167,10 @@ def claims(
 
 def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -> dict[str, Any]:
     """Train, prune and measure: sparse variational dropout, then magnitude pruning."""
-    train = shared_networks.grey_images(config.data, "train", config.train_size, log)
+    train = shared_networks.grey_images(config.data, "rest", config.train_size, log)
     test = shared_networks.grey_images(config.data, "test", config.test_size, log)
     dense = train_dense(architecture, config, train, log)
-    sparse = train_sparse(architecture, config, train, test, log)
+    sparse = train_sparse(architecture, config, train, log)
     pruned = pruned_copy(sparse.model)
     return {
         "sparse": {
@@ -181,6 +187,7 @@ def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -
             "dense": weight_images(dense.model),
             "sparse": weight_images(pruned),
         },
+        "frames": {row["epoch"]: row["frame"] for row in sparse.history if "frame" in row},
     }
 
 
@@ -188,10 +195,10 @@ def train_sparse(
     architecture: Callable[..., nn.Module],
     config: Settings,
     train: ImageSet,
-    test: ImageSet,
     log: RunLog,
 ) -> FitResult:
-    """The network with sparse variational dropout in every layer."""
+    """The network with sparse variational dropout in every layer, watched on validation images."""
+    validation = shared_networks.grey_images(config.data, "validation", LOOK_SIZE, log)
     ends = (*config.shrink_after, config.epochs)
     if list(ends) != sorted(set(ends)) or ends[0] < 1:
         raise ValueError(
@@ -226,7 +233,7 @@ def train_sparse(
         identity=identity,
         training=training,
         start=start,
-        on_epoch=partial(_look, test),
+        on_epoch=partial(_look, validation, 0),
     )
     chain = shrinking.whole_chain(architecture, LAYERS[architecture.__name__], result.model)
     for begin, end in pairwise(ends):
@@ -246,7 +253,9 @@ def train_sparse(
             identity={**identity, "first": {**training, "shrunk": [e for e in ends if e < end]}},
             training=later,
             start=small.to(memory_format=torch.channels_last),  # pyright: ignore[reportCallIssue]
-            on_epoch=lambda epoch, model, whole=whole: _look(test, epoch, whole(model)),
+            on_epoch=lambda epoch, model, whole=whole, begin=begin: _look(
+                validation, begin, epoch, whole(model)
+            ),
         )
         rows = [{**row, "epoch": row["epoch"] + begin} for row in part.history]
         result = replace(part, history=[*result.history, *rows])
@@ -380,9 +389,11 @@ def _train(
     return shared_networks.train(name, known, build, train, settings, log, on_epoch=on_epoch)
 
 
-def _look(test: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:
-    few = test.subset(torch.arange(min(2000, len(test))))
-    return {k: v for k, v in measure(pruned_copy(model), few).items() if k != "kept"}
+def _look(few: ImageSet, begin: int, epoch: int, model: nn.Module) -> dict[str, Any]:
+    """What is left of the network after `begin + epoch` epochs, with its picture after some."""
+    pruned = pruned_copy(model)
+    row = {k: v for k, v in measure(pruned, few).items() if k != "kept"}
+    return row | ({"frame": weight_images(pruned)} if begin + epoch in FRAMES else {})
 
 
 def _prune_by_magnitude(

@@ -20,12 +20,14 @@ from torch import nn
 import zeromean as zm
 from zeromean.experiments import small_networks
 from zeromean.experiments.claims import Claim
+from zeromean.experiments.documents import PAPER, ours
 from zeromean.experiments.figure import figure, over_seeds
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "Theorem 1: the certificate against the measured change when the means are dropped"
 SOURCE = "Neklyudov et al. (2019), Theorem 1 and Appendix A"
 NEEDS: tuple[str, ...] = ("digits",)
+COVERS = ("paper: Theorem 1",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +52,20 @@ CLAIMS = [
     Claim(
         "violations",
         0.0,
-        "Theorem 1",
+        ours("our certificate, which is below the bound of equation (38)"),
         label="predictions that move by more than the certificate allows",
     ),
     Claim(
         "change_at_end",
         0.0,
-        "Theorem 1, equation (13)",
+        PAPER("Theorem 1, equation (13)"),
         0.01,
         label="largest change of a probability at the highest α",
     ),
     Claim(
         "accuracy_lost_at_end",
         0.0,
-        "section 4.3",
+        PAPER("section 4.3, “without affecting the predictions”"),
         0.5,
         label="accuracy lost by dropping the means at the highest α",
         unit="points",

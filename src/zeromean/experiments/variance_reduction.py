@@ -25,12 +25,14 @@ import zeromean as zm
 from zeromean import functional
 from zeromean.experiments import small_networks
 from zeromean.experiments.claims import Claim
+from zeromean.experiments.documents import MOLCHANOV, ours
 from zeromean.experiments.figure import figure, over_seeds
 from zeromean.experiments.run_log import RunLog
 
 TITLE = "Gradient variance: LRT against RT, additive against multiplicative noise, KL estimates"
 SOURCE = "lectures on Bayesian networks; Neklyudov et al. (2019), Appendix B"
 NEEDS: tuple[str, ...] = ("digits",)
+COVERS = ("molchanov: local reparameterization", "molchanov: variance reduction")
 SAMPLERS = {"rt": zm.weight, "lrt": zm.local}
 PARAMETERS = {"mean": "3.weight.mean", "log_variance": "3.weight.log_variance"}
 
@@ -63,21 +65,22 @@ CLAIMS = [
     Claim(
         "lrt.log_variance.covariance_share",
         0.0,
-        "lecture, “zero correlation”",
+        MOLCHANOV("local reparameterization, “zero correlation”"),
         0.2,
         label="share of the covariance term in LRT’s gradient variance, largest batch",
     ),
     Claim(
         "rt.log_variance.covariance_share",
-        1.0,
-        "lecture, “high correlation”",
-        0.2,
+        0.8,
+        ours("the lecture says “high correlation”, without a number"),
+        0.0,
+        "at least",
         label="share of the covariance term in RT’s gradient variance, largest batch",
     ),
     Claim(
         "rt_over_lrt.log_variance.within",
         1.0,
-        "lecture, “redundant stochasticity”",
+        MOLCHANOV("local reparameterization, “also reduces the variance”"),
         0.0,
         "at least",
         label="one object’s gradient variance, RT over LRT, for the log-variances",
@@ -85,22 +88,30 @@ CLAIMS = [
     Claim(
         "rt_over_lrt.mean.within",
         1.0,
-        "lecture, “the same for both RT and LRT”",
+        MOLCHANOV("local reparameterization, “the same for both RT and LRT”"),
         0.25,
         label="one object’s gradient variance, RT over LRT, for the means",
     ),
     Claim(
         "multiplicative_over_additive_at_end",
-        100.0,
-        "lecture, “very noisy”",
+        1.0,
+        MOLCHANOV("variance reduction, “very noisy” against “no noise”"),
         0.0,
         "at least",
         label="variance of the means’ gradient at the highest α, multiplicative over additive",
     ),
     Claim(
+        "multiplicative_over_additive_at_end",
+        100.0,
+        ours("two orders of magnitude"),
+        0.0,
+        "at least",
+        label="the same ratio is large",
+    ),
+    Claim(
         "student_t_signal_to_noise_at_end",
         0.1,
-        "Appendix B, “very noisy when α is large”",
+        ours("the paper's Appendix B says “very noisy when α is large”, without a number"),
         0.0,
         "at most",
         label="one-sample Student-t KL: gradient in log α over its noise at the highest α",

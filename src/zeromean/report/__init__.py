@@ -1,4 +1,4 @@
-"""`zeromean report`: one web page that puts the papers' numbers beside ours.
+"""`zeromean report`: one web page that puts the documents' numbers next to ours.
 
 The page is a function of the records (`records.py`) and of nothing else: no clock, no machine, no
 network. `verdicts.py` says when a claim is confirmed, `figures.py` what a figure looks like.
@@ -8,54 +8,85 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from zeromean.experiments.damage import damage_of, refuse
+from zeromean.extras import how_to_install
+from zeromean.report import verdicts
 from zeromean.report.markdown import to_markdown
 from zeromean.report.page import Section, count_verdicts, section
-from zeromean.report.records import read_records
+from zeromean.report.records import Record, read_records
 from zeromean.report.verdicts import RULE
 from zeromean.whole_file import whole_file
 
 _HERE = Path(__file__).parent
 
 
-def build(records: Path, output: Path, known: Mapping[str, str] | None = None) -> Path:
-    """Write the page of the records in a folder, whole or not at all, and return its path.
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """What there is to report on, run or not.
+
+    Attributes:
+        titles: Title by name of every experiment there is. They come in this order, and those that
+            have no record say "not run".
+        versions: Version by name; runs of an older one are stale.
+        missing: What no experiment covers, by document: place, what it shows, why not.
+    """
+
+    titles: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
+
+
+def build(
+    records: Path | Mapping[str, Record],
+    output: Path,
+    known: Registry | Mapping[str, str] = Registry(),
+    on_damage: Callable[[str], object] = refuse,
+) -> Path:
+    """Write the page of some records, whole or not at all, and return its path.
 
     Args:
-        records: A folder with one JSON file an experiment.
+        records: A folder with one JSON file an experiment, or the records by name.
         output: The HTML file; its folder is made where there is none.
-        known: Title by name of every experiment there is. They come in this order, and those that
-            have no record say "not run".
+        known: What there is to report on, or the titles alone.
+        on_damage: Gets a sentence for every record that cannot be read, which is left out; the
+            default raises a ValueError at the first.
 
     Raises:
         ValueError: A record cannot be read; the message names the file and the key.
         ImportError: jinja2 or plotly is not installed.
     """
-    records, output = Path(records), Path(output)
-    html = _render(_sections(records, known or {}))
+    output, known = Path(output), _registry(known)
+    html = _render(_sections(_found(records, on_damage), known, on_damage), known)
     output.parent.mkdir(parents=True, exist_ok=True)
     _write(output, html)
     return output
 
 
 def build_markdown(
-    records: Path, output: Path, known: Mapping[str, str] | None = None, *, figures: str = ""
+    records: Path | Mapping[str, Record],
+    output: Path,
+    known: Registry | Mapping[str, str] = Registry(),
+    *,
+    figures: str = "",
+    on_damage: Callable[[str], object] = refuse,
 ) -> Path:
-    """Write the same as Markdown, with still pictures in the folder `images` beside it.
+    """Write the same as Markdown, with still pictures in the folder `images` next to it.
 
     Args:
         figures: A sentence that says where figures to look closer at are.
     """
     from zeromean.report import pictures
 
-    output = Path(output)
-    found = read_records(Path(records))
+    output, known = Path(output), _registry(known)
+    found = _found(records, on_damage)
     drawn = {
         name: Path("images", f"{name}.png") for name, record in found.items() if record.figures
     }
-    text = to_markdown(_sections(Path(records), known or {}), figures, drawn)
+    text = to_markdown(_sections(found, known, on_damage), figures, drawn, known.missing)
     output.parent.mkdir(parents=True, exist_ok=True)
     for name, picture in drawn.items():
         pictures.save(found[name].figures, output.parent / picture)
@@ -63,19 +94,35 @@ def build_markdown(
     return output
 
 
-def _sections(folder: Path, known: Mapping[str, str]) -> list[Section]:
-    found = read_records(folder)
-    rest = sorted(found.keys() - known.keys(), key=_natural)
-    return [section(name, known.get(name, ""), found.get(name)) for name in [*known, *rest]]
+def _registry(known: Registry | Mapping[str, str]) -> Registry:
+    return known if isinstance(known, Registry) else Registry(titles=known)
 
 
-def _render(sections: list[Section]) -> str:
+def _found(
+    records: Path | Mapping[str, Record], on_damage: Callable[[str], object]
+) -> Mapping[str, Record]:
+    return records if isinstance(records, Mapping) else read_records(Path(records), on_damage)
+
+
+def _sections(
+    found: Mapping[str, Record], known: Registry, on_damage: Callable[[str], object]
+) -> list[Section]:
+    rest = sorted(found.keys() - known.titles.keys(), key=_natural)
+    sections = []
+    for name in [*known.titles, *rest]:
+        with damage_of(Path(f"{name}.json"), on_damage):
+            title, version = known.titles.get(name, ""), known.versions.get(name)
+            sections.append(section(name, title, found.get(name), version=version))
+    return sections
+
+
+def _render(sections: list[Section], known: Registry) -> str:
     try:
         import jinja2
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError(
-            f"The report needs jinja2 and plotly ({error}): pip install 'zeromean[experiments]'"
+            how_to_install(f"The report needs jinja2 and plotly ({error})", "experiments")
         ) from error
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -88,6 +135,8 @@ def _render(sections: list[Section]) -> str:
         sections=sections,
         rule=RULE,
         counts=count_verdicts(sections),
+        verdicts=verdicts.JUDGED,
+        missing=known.missing,
         figures=_json_for_script([figure.plot for part in sections for figure in part.figures]),
         style=(_HERE / "page.css").read_text("utf-8"),
         script=(_HERE / "page.js").read_text("utf-8"),
@@ -103,7 +152,7 @@ def _json_for_script(value: object) -> str:
 
 def _write(path: Path, text: str) -> None:
     with whole_file(path) as temporary:
-        temporary.write_text(text, "utf-8", newline="\n")
+        temporary.write_text(text, "utf-8", errors="replace", newline="\n")
 
 
 def _natural(name: str) -> list[tuple[str, int]]:

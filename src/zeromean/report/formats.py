@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from zeromean.report.verdicts import Summary
+from zeromean.report.verdicts import Measured, Summary
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _THIN_SPACE = "\u202f"  # and no line break in it
@@ -43,6 +43,26 @@ def format_summary(summary: Summary | None) -> str:
     return f"{mean:.{decimals}f} ± {stderr:.{decimals}f}".replace("-", "−")
 
 
+def format_measured(ours: Measured | None) -> str:
+    """99.38 [99.33, 99.43], to two digits of the interval; the values of fewer seeds one by one."""
+    if ours is None:
+        return "—"
+    if ours.interval is None:
+        return "; ".join(format_number(value, 5) for value in ours.values) or "—"
+    low, high = ours.interval
+    half = (high - low) / 2
+    if half == 0:
+        return format_number(low if ours.centre is None else ours.centre, 5)
+    decimals = 1 - _magnitude(half)
+    if decimals > 6 or not max(abs(low), abs(high)) < 1e6 or half < 1e-6 * abs(low + high):
+        centre, *ends = (format_number(x, 5) for x in (ours.centre or 0.0, low, high))
+    else:
+        decimals = max(0, decimals)
+        centre, *ends = (_fixed(x, decimals) for x in (ours.centre or 0.0, low, high))
+    interval = f"[{', '.join(ends)}]"
+    return interval if ours.centre is None else f"{centre} {interval}"
+
+
 def with_unit(text: str, unit: str) -> str:
     """A number and its unit: 99.4 %, 280×."""
     return text + unit if unit in ("", "×", "°") else f"{text}{_THIN_SPACE}{unit}"
@@ -74,6 +94,12 @@ def format_seeds(seeds: list[int]) -> str:
 def format_setting(value: Any) -> str:
     """A value of a configuration: text as it is, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _fixed(number: float, decimals: int) -> str:
+    text = f"{number:.{decimals}f}"
+    # −0.00 is 0.00.
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
 def _magnitude(number: float) -> int:

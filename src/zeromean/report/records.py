@@ -5,27 +5,46 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from zeromean.experiments.checksum import is_changed
+from zeromean.experiments.damage import damage_of, refuse
+
 DIRECTIONS = ("at least", "at most", "equal")
+STATISTICS = ("mean", "median")
+OURS = "ours"
 KINDS = ("line", "bar", "scatter", "histogram", "image")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A number of a paper, and how far ours may be from it."""
+    """A number of a document, or a bound of ours, and how far what we measured may be from it."""
 
     metric: str
     label: str
-    paper: float
+    value: float
     tolerance: float
     direction: str
     """One of DIRECTIONS."""
     unit: str
+    author: str
+    """Key of a document, or OURS."""
     source: str
+    """The author in words, with the place in the document."""
+    statistic: str = "mean"
+    """One of STATISTICS, over the seeds."""
+    seeds_in_run: str = ""
+    """Setting with the number of seeds in each run, whose interval is in `.low` and `.high`."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        if self.seeds_in_run:
+            return f"{self.metric}.low", f"{self.metric}.high"
+        return (self.metric,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +61,16 @@ class Run:
     command: str
     """What makes it again; empty where that is not known."""
     environment: dict[str, Any]
+    size: str = "full"
+    """full, custom, quick or smoke: only full runs are judged."""
+    version: int = 1
+    """Of the experiment, when it ran."""
+    cpu_seconds: float | None = None
+    """CPU time of everything that led to its numbers."""
+    own: bool = False
+    """Whether it is not in the record, but in the reader's own folder of runs."""
+    lost: bool = False
+    """Whether its commit does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +115,23 @@ class Record:
     claims: list[Claim]
     figures: list[Figure]
     notes: str
+    tries: list[list[Run]] = field(default_factory=list)
+    """What was shown before, newest first, the runs of one configuration each."""
+    version: int = 1
+    """Of the experiment, when the record was written; runs of an older one are stale."""
+    deterministic: bool = False
+    """Whether nothing in it is random, so that one run is enough."""
+    changed: bool = False
+    """Whether its checksum is that of something else: it was changed by hand."""
 
 
-def read_records(folder: Path) -> dict[str, Record]:
-    """The record of every `*.json` file in a folder, by name."""
+def read_records(folder: Path, on_damage: Callable[[str], object] = refuse) -> dict[str, Record]:
+    """The record of every `*.json` file in a folder, by name.
+
+    Args:
+        on_damage: Gets a sentence for every file that is not a record, which is left out; the
+            default raises a ValueError at the first.
+    """
     if not folder.is_dir():
         raise ValueError(
             f"{folder} is not a folder of records (one JSON file an experiment). `zeromean run "
@@ -99,10 +141,11 @@ def read_records(folder: Path) -> dict[str, Record]:
     for path in sorted(folder.glob("*.json")):
         if path.name.startswith("."):  # a temporary file of whoever writes records
             continue
-        record = read_record(path)
-        if record.name in records:
-            raise ValueError(f"{path}: name {record.name!r} is that of another record, too.")
-        records[record.name] = record
+        with damage_of(path, on_damage):
+            record = read_record(path)
+            if record.name in records:
+                raise ValueError(f"{path}: name {record.name!r} is that of another record, too.")
+            records[record.name] = record
     return records
 
 
@@ -110,8 +153,15 @@ def read_record(path: Path) -> Record:
     """The record in one file."""
     try:
         content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    return parse_record(content, path)
+
+
+def parse_record(content: Any, path: Path) -> Record:
+    """A record from what is in a file, or would be; `path` stands in the messages."""
     return _record(_Value(content, path, ""))
 
 
@@ -131,6 +181,8 @@ class _Value:
         is_number = kind in (int, (int, float))
         if not isinstance(self.content, kind) or (is_number and isinstance(self.content, bool)):
             self.fail(f"must be {wanted}, got {_shorten(self.content)}.")
+        if isinstance(self.content, int) and abs(self.content) > sys.float_info.max:
+            self.fail(f"must be {wanted} that is not too large, got {_shorten(self.content)}.")
         return self.content
 
     def __getitem__(self, key: str) -> _Value:
@@ -187,7 +239,7 @@ class _Value:
 
 
 def _record(value: _Value) -> Record:
-    notes = value.get("notes")
+    notes, tries, deterministic = (value.get(k) for k in ("notes", "tries", "deterministic"))
     record = Record(
         name=value["name"].text(),
         title=value["title"].text(),
@@ -197,23 +249,28 @@ def _record(value: _Value) -> Record:
         claims=[_claim(item) for item in value["claims"]],
         figures=[_figure(item) for item in value["figures"]],
         notes=notes.text() if notes else "",
+        tries=[[_run(item) for item in each["runs"]] for each in tries] if tries else [],
+        version=value["version"].integer() if value.get("version") else 1,
+        deterministic=deterministic.flag() if deterministic else False,
+        changed=is_changed(value.object()),
     )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", record.name):
         value["name"].fail(f"must be letters, digits, '-', '_' and '.', got {record.name!r}.")
     seen: set[str] = set()
     for run, item in zip(record.runs, value["runs"], strict=True):
         # The same seed twice is one measurement, and would make the standard error too small.
-        identity = json.dumps([run.config, run.seed], sort_keys=True)
+        identity = json.dumps([run.own, run.config, run.seed], sort_keys=True)
         if identity in seen:
             item["seed"].fail(f"is {run.seed} for the second time with the same config.")
         seen.add(identity)
     for claim, item in zip(record.claims, value["claims"], strict=True):
-        if record.runs and not any(claim.metric in run.metrics for run in record.runs):
-            item["metric"].fail(f"names {claim.metric!r}, which no run has in its metrics.")
-        for run, place in zip(record.runs, value["runs"], strict=True):
-            measured = place["metrics"].get(claim.metric)
-            if measured and not isinstance(run.metrics[claim.metric], int | float):
-                measured.fail("must be a number: there is a claim about it.")
+        for metric in claim.metrics:
+            if record.runs and not any(metric in run.metrics for run in record.runs):
+                item["metric"].fail(f"names {metric!r}, which no run has in its metrics.")
+            for run, place in zip(record.runs, value["runs"], strict=True):
+                measured = place["metrics"].get(metric)
+                if measured and not isinstance(run.metrics[metric], int | float):
+                    measured.fail("must be a number: there is a claim about it.")
     return record
 
 
@@ -221,31 +278,54 @@ def _run(value: _Value) -> Run:
     config = value["config"].object()
     seconds = value["seconds"].number()
     from_scratch, command = value.get("from_scratch"), value.get("command")
+    size, version, cpu = (value.get(key) for key in ("size", "version", "cpu_seconds"))
+    own, lost = value.get("own"), value.get("lost")
     return Run(
         config={key: setting for key, setting in config.items() if key != "seed"},
         seed=value["seed"].integer(),
-        # null stands for what was not finite.
-        metrics={k: math.nan if v is None else v for k, v in value["metrics"].object().items()},
+        metrics=_metrics(value["metrics"]),
         seconds=seconds,
         from_scratch=from_scratch.flag() if from_scratch else True,
         command=command.text() if command else "",
         environment=value["environment"].object(),
+        size=size.text() if size else "full",
+        version=version.integer() if version else 1,
+        cpu_seconds=cpu.number() if cpu and cpu.content is not None else None,
+        own=own.flag() if own else False,
+        lost=lost.flag() if lost else False,
     )
 
 
+def _metrics(value: _Value) -> dict[str, Any]:
+    """Numbers, and what else there may be; null stands for what was not finite."""
+    metrics = dict(value.object())
+    for name, content in metrics.items():
+        if content is None:
+            metrics[name] = math.nan
+        elif isinstance(content, int | float) and not isinstance(content, bool):
+            metrics[name] = value[name]._expect((int, float), "a number")
+    return metrics
+
+
 def _claim(value: _Value) -> Claim:
-    unit = value.get("unit")
+    unit, author = value.get("unit"), value.get("author")
+    statistic, seeds_in_run = value.get("statistic"), value.get("seeds_in_run")
     tolerance = value["tolerance"].number()
     if tolerance < 0:
         value["tolerance"].fail(f"must be at least 0, got {tolerance}.")
     return Claim(
         metric=value["metric"].text(),
         label=value["label"].text(),
-        paper=value["paper"].number(),
+        # Records of earlier versions say “paper” for the number, and not whose it is.
+        value=(value.get("paper") or value["value"]).number(),
         tolerance=tolerance,
         direction=value["direction"].choice(DIRECTIONS),
         unit=unit.text() if unit else "",
+        # A claim that nobody has signed is no document's.
+        author=author.text() if author else OURS,
         source=value["source"].text(),
+        statistic=statistic.choice(STATISTICS) if statistic else "mean",
+        seeds_in_run=seeds_in_run.text() if seeds_in_run else "",
     )
 
 
