@@ -2,11 +2,12 @@
 
 import datetime
 import json
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from zeromean.whole_file import whole_file
 
 
 def describe(*packages: str) -> dict[str, Any]:
@@ -22,11 +23,10 @@ def describe(*packages: str) -> dict[str, Any]:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Writes the record under a temporary name first: an interrupted run leaves nothing."""
+    """Writes the record whole or not at all: an interrupted run leaves nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(temporary, path)
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _version(package: str) -> str:

@@ -1,7 +1,10 @@
 """The documentation's Python blocks run, page by page, and its API pages miss no public name."""
 
+import os
 import pkgutil
 import re
+import socket
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +45,24 @@ def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
         exec(compile(block, str(DOCS / page), "exec"), namespace)
         if printed is not None:
             assert capsys.readouterr().out == printed
+
+
+@pytest.mark.slow
+def test_page_on_many_processes_runs_in_two(processes, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("".join(block for block, _ in blocks("how_to/many_processes.md")), "utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # What torchrun sets; without it there is no process in between that could leave others behind.
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        processes.start([sys.executable, script], env=os.environ | common | {"RANK": str(rank)})
+        for rank in range(2)
+    ]
+    said = [processes.finish(rank) for rank in ranks]
+    assert [each.returncode for each in said] == [0, 0], [each.stderr for each in said]
+    assert "2 processes, 40 samples: accuracy" in said[0].stdout
 
 
 def test_api_pages_name_everything_public():
