@@ -564,7 +564,7 @@ def test_masked_classes_are_allowed(x):
 def test_wrong_kinds_of_arguments_are_refused(x):
     with pytest.raises(TypeError, match=r"num_samples must be an integer, got 20\.0"):
         zm.sample_outputs(network(), x, 20.0)
-    with pytest.raises(TypeError, match=r"sampler must be a function .*, got 'gibbs'"):
+    with pytest.raises(TypeError, match=r"sampler must be a function.*, got 'gibbs'"):
         zm.sample_outputs(nn.Linear(4, 2), x, 3, sampler="gibbs")
     with pytest.raises(ValueError, match=r"dim=5 is not a dimension of outputs of shape \(5, 3\)"):
         zm.predict_proba(network(), x, 3, dim=5)
