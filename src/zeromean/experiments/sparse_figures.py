@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from zeromean.experiments.figure import figure, image, over_seeds, trace
 
 # Of the patch of a dense layer that is drawn, both ways.
 PATCH = 100
+# The same of a frame: there are many of them.
+SMALL_PATCH = 50
 
 
 def figures(
@@ -51,8 +54,9 @@ def figures(
             "error, %",
             [
                 over_seeds("magnitude pruning, retrained", factors, by_magnitude),
+                _by_threshold(metrics),
                 trace(
-                    "sparse variational dropout",
+                    "sparse variational dropout, log α > 3, each seed",
                     [m["sparse"]["compression"] for m in metrics],
                     [m["sparse"]["error"] for m in metrics],
                     kind="scatter",
@@ -70,6 +74,41 @@ def figures(
             image(f"{title}, {name} network", x_label, y_label, rows)
             for name, pictures in first["pictures"].items()
             for title, x_label, y_label, rows in pictures
+        ),
+        *frame_figures(first["frames"]),
+    ]
+
+
+def _by_threshold(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The curve of a network that is pruned further and further, without more training."""
+    rows = [m["by_threshold"] for m in metrics]
+    factors = [
+        statistics.fmean(row["compression"] for row in same) for same in zip(*rows, strict=True)
+    ]
+    errors = [[row["error"] for row in of_seed] for of_seed in rows]
+    return over_seeds("sparse variational dropout, by the threshold of log α", factors, errors)
+
+
+def frame_figures(frames: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """The lecture's film as two pictures: filters below each other, patches in rows of five."""
+    if not frames:
+        return []
+    epochs = ", ".join(frames)
+    filters = [torch.tensor(rows) for (_, _, _, rows), _ in frames.values()]
+    patches = [torch.tensor(rows)[:SMALL_PATCH, :SMALL_PATCH] for _, (*_, rows) in frames.values()]
+    patches += [torch.zeros_like(patches[0])] * (-len(patches) % 5)
+    return [
+        image(
+            f"Filters of the first layer after {epochs} epochs",
+            "ten a row, twenty an epoch",
+            "",
+            torch.cat(filters).tolist(),
+        ),
+        image(
+            f"A patch of the largest dense layer after {epochs} epochs",
+            "epochs from left to right, five a row",
+            "",
+            _tiled(torch.stack(patches), 5).tolist(),
         ),
     ]
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # Validation images on which a network is watched while it trains.
 LOOK_SIZE = 2000
+# log α above which weights are pruned, and for the curve of errors by compression lower ones: what
+# lies above the first is gone from the training on.
+THRESHOLDS = (3.0, 2.0, 1.0, 0.0, -1.0, -2.0)
 # Epochs after which the lecture's picture is taken: filters, and a patch of the largest layer.
 FRAMES = (1, 2, 5, 10, 15, 20, 30, 50, 100, 200)
 LAYERS = {
@@ -178,6 +181,10 @@ def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -
             "error_unpruned": error(sparse.model, test),
             "error_averaged": averaged_error(pruned, test),
         },
+        "by_threshold": [
+            {"threshold": threshold, **_error_and_compression(sparse.model, threshold, test)}
+            for threshold in THRESHOLDS
+        ],
         "quantized": quantized(pruned, test),
         "by_epoch": {key: [row[key] for row in sparse.history] for key in ("error", "compression")},
         "sparsity_by_epoch": _columns([row["sparsity"] for row in sparse.history]),
@@ -299,13 +306,13 @@ def train_dense(
     return _train(architecture, "dense", {}, config.dense_epochs, config, train, log)
 
 
-def pruned_copy(model: nn.Module) -> nn.Module:
-    """A copy, pruned where log α > 3."""
+def pruned_copy(model: nn.Module, threshold: float = THRESHOLDS[0]) -> nn.Module:
+    """A copy, pruned where log α is above a threshold."""
     pruned = copy.deepcopy(model)
     with warnings.catch_warnings():
         # Early in the training, and with random labels, nothing may be left of a layer.
         warnings.filterwarnings("ignore", message="Nothing is left")
-        zm.prune_(pruned)
+        zm.prune_(pruned, threshold=threshold)
     return pruned.eval()
 
 
@@ -318,6 +325,11 @@ def measure(model: nn.Module, test: ImageSet) -> dict[str, Any]:
         "kept": left.total.kept,
         "sparsity": {layer.name: 100 * layer.sparsity for layer in left.layers},
     }
+
+
+def _error_and_compression(model: nn.Module, threshold: float, test: ImageSet) -> dict[str, float]:
+    pruned = pruned_copy(model, threshold)
+    return {"error": error(pruned, test), "compression": zm.sparsity(pruned).total.compression}
 
 
 @torch.no_grad()
