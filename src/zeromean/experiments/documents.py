@@ -130,7 +130,6 @@ ITEMS = (
         "paper",
         "section 7, pruning by signal-to-noise ratio",
         "a layer without a signal can be crucial and must not be pruned by its ratio",
-        "no experiment yet",
     ),
     Item("paper", "Figure 8", "the phase transition for three priors (here on LeNet-5)"),
     Item("paper", "Figure 8 on CIFAR-10", "three priors for a VGG-like network", _NO_VGG),
@@ -138,7 +137,6 @@ ITEMS = (
         "paper",
         "Figure 8, the slow curve",
         "Student's t with a KL estimated by one sample converges more slowly",
-        "the full size has the exact KL; `zeromean run fig3 --priors student-t-sample` draws it",
     ),
     Item("paper", "Table 3", "tanh networks without biases"),
     Item("paper", "Figure 9", "energy levels of variance neurons"),
@@ -193,12 +191,7 @@ ITEMS = (
     Item("chirkova", "LeNets on MNIST", "sparse variational dropout: error and compression"),
     Item("chirkova", "LeNets on MNIST, other methods", "pruning, DNS and SWS", _QUOTED),
     Item("chirkova", "random labeling", "training accuracy and sparsity with random labels"),
-    Item(
-        "chirkova",
-        "random labeling, test accuracy",
-        "the column of test accuracies",
-        "not measured yet",
-    ),
+    Item("chirkova", "random labeling, test accuracy", "the column of test accuracies"),
     Item("chirkova", "other compression", "group sparsification and quantization"),
     Item("molchanov", "local reparameterization", "two parts of the variance of a gradient"),
     Item("molchanov", "LRT for convolutions", "better than plain reparameterization"),
@@ -228,12 +221,7 @@ ITEMS = (
         "ImageNet is out of reach of one machine without a GPU",
     ),
     Item("molchanov", "random labeling", "training accuracy and sparsity with random labels"),
-    Item(
-        "molchanov",
-        "random labeling, test accuracy",
-        "the column of test accuracies",
-        "not measured yet",
-    ),
+    Item("molchanov", "random labeling, test accuracy", "the column of test accuracies"),
     Item("molchanov", "extensions", "recurrent networks and structured sparsity"),
 )
 

@@ -66,7 +66,10 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             f"Neuron {number}: average density of the activation",
             "activation, in units of its overall standard deviation",
             "density",
-            [trace(f"class {c}", neuron["x"], y) for c, y in neuron["density"].items()],
+            [
+                trace(f"class {c}", neuron["x"], y, error=neuron["spread"][c])
+                for c, y in neuron["density"].items()
+            ],
         )
         for number, neuron in enumerate(records[0]["metrics"]["drawn"], 1)
     ]
@@ -83,14 +86,14 @@ def _explained(levels: Tensor, labels: Tensor) -> Tensor:
 
 
 def _densities(levels: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Mixtures of the classes' zero-mean normals, on a grid."""
+    """Mean and standard deviation of the zero-mean densities of each class, on a grid."""
     std = (levels.double() - levels.double().max()).exp()
     std = std / std.square().mean().sqrt()
     grid = torch.linspace(-3, 3, 121, dtype=torch.float64)
-    densities = {}
+    densities, spreads = {}, {}
     for c in labels.unique().tolist():
         # Very narrow peaks would hide everything else.
         widths = std[labels == c].clamp_min(0.02).unsqueeze(1)
         density = (-0.5 * (grid / widths).square()).exp() / (widths * math.sqrt(2 * math.pi))
-        densities[c] = density.mean(0).tolist()
-    return {"x": grid.tolist(), "density": densities}
+        densities[c], spreads[c] = density.mean(0).tolist(), density.std(0).tolist()
+    return {"x": grid.tolist(), "density": densities, "spread": spreads}

@@ -216,6 +216,8 @@ def look(few: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:
         "accuracy_sample": accuracy(model, few, 1, seed=epoch),
         "accuracy_ensemble": accuracy(model, few, 10, seed=epoch),
     }
+    if alphas := log_alphas(model):
+        row["log_alpha"] = alphas
     dropped, certificate = drop_means(model, few.images[:200])
     if dropped is not None:
         images, draws = few.images[:200], 200
@@ -261,11 +263,17 @@ def measure(trained: Trained, settings: Settings) -> dict[str, Any]:
         "accuracy_1": accuracy(model, test, 1, seed=1),
         "accuracy_mean": accuracy(model, test, 1, sampler=zm.mean),
         "accuracy_averaged": accuracy(model, test, settings.num_samples, seed=2),
-        "log_alpha": {
-            name: effective_log_alpha(layer.weight)
-            for name, layer in zm.stochastic_layers(model).items()
-            if layer.weight.has_mean
-        },
+        "log_alpha": log_alphas(model),
+    }
+
+
+@torch.no_grad()
+def log_alphas(model: nn.Module) -> dict[str, float]:
+    """log α of every layer that has means, in the mean over its weights."""
+    return {
+        name: effective_log_alpha(layer.weight)
+        for name, layer in zm.stochastic_layers(model).items()
+        if layer.weight.has_mean
     }
 
 

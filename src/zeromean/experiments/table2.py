@@ -101,7 +101,13 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
             "variance", variance, config, log, log_alpha_beta2=config.log_alpha_beta2
         ),
     }
+    history = lenet.train(
+        "variance", variance, config, log, log_alpha_beta2=config.log_alpha_beta2
+    ).history
     log_alpha = results["variance"]["log_alpha"]
+    results["variance"]["log_alpha_by_epoch"] = {
+        layer: [row["log_alpha"][layer] for row in history] for layer in LAYERS
+    }
     results["variance"]["variance_layers"] = sum(value > 3 for value in log_alpha.values())
     return results
 
@@ -113,13 +119,14 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         "accuracy_mean": "mean propagation",
         "accuracy_averaged": "averaged",
     }
-    alphas = [[m["variance"]["log_alpha"][layer] for layer in LAYERS] for m in metrics]
+    by_epoch = [m["variance"]["log_alpha_by_epoch"] for m in metrics]
+    epochs = list(range(1, len(by_epoch[0][LAYERS[0]]) + 1))
     return [
         bars("Test accuracy", "network", labels, metrics),
         figure(
             "What becomes a variance layer",
-            "layer",
-            "log α at the end",
-            [over_seeds("log α", LAYERS, alphas, kind="bar")],
+            "pass",
+            "log α",
+            [over_seeds(layer, epochs, [m[layer] for m in by_epoch]) for layer in LAYERS],
         ),
     ]
