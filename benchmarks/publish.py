@@ -62,6 +62,8 @@ def main() -> int:
         ("docs/linear_models.md", "speed", linear_models),
         ("docs/compression.md", "report", compression_report),
         ("docs/compression.md", "speed", compression),
+        ("docs/samplers.md", "accuracy", samplers),
+        ("docs/tutorials/train.md", "collapse", collapse),
     ]
     stale = []
     for name, marker, write in parts:
@@ -140,6 +142,38 @@ def linear_models() -> str:
     ]
     note = f"{_circumstances(record)}. CPU time; median [inter-quartile range].\n"
     return "\n".join([note, _table(fits), "", _table(streams), ""])
+
+
+def samplers() -> str:
+    """Each sampler's accuracy and nats, for networks that were trained with `local`."""
+    record = _record("samplers")
+    networks = list(dict.fromkeys(row["network"] for row in record["rows"]))
+    lines = [["predicted with", *(f"{n}: {what}" for n in networks for what in ("%", "nll"))]]
+    for sampler in dict.fromkeys(row["sampler"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["sampler"] == sampler]
+        cells = [f(row) for row in rows for f in (_accuracy, _nll)]
+        lines.append([f"`{sampler}`", *cells])
+    return _table(lines) + "\n"
+
+
+def collapse() -> str:
+    """How many of the small problems end as a constant."""
+    record = _record("collapse")
+    columns = list(dict.fromkeys(row["warmup"] for row in record["rows"]))
+    lines = [["posterior, prior", "initial noise", *columns]]
+    found = {(r["network"], r["start"], r["warmup"]): r["collapsed"] for r in record["rows"]}
+    for network, start in dict.fromkeys((r["network"], r["start"]) for r in record["rows"]):
+        counts = [str(found.get((network, start, column), "")) for column in columns]
+        lines.append([network, f"`{start}`", *counts])
+    return _table(lines) + "\n"
+
+
+def _accuracy(row: dict) -> str:
+    return f"{row['accuracy']:.1f}"
+
+
+def _nll(row: dict) -> str:
+    return f"{row['nll']:.3f}"
 
 
 def compression() -> str:

@@ -88,6 +88,14 @@ def test_what_pages_refer_to_is_there():
             assert (path.parent / target).exists(), f"{path}: {target}"
 
 
+def test_results_that_pages_name_have_a_record():
+    records = DOCS.parent / "results" / "experiments"
+    for path in DOCS.rglob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"\[Results\]\([^)]+\),\s+`(\w+)`", text):
+            assert (records / f"{name}.json").exists(), f"{path}: {name}"
+
+
 def test_pages_load_nothing_from_elsewhere():
     for path in DOCS.rglob("*.md"):
         assert not re.search(r"<(script|link|img|iframe)\b", path.read_text(encoding="utf-8")), path

@@ -12,6 +12,7 @@ from torch import nn
 
 import zeromean as zm
 from zeromean import export
+from zeromean.prunable import LOG_ALPHA_THRESHOLD
 from zeromean.quantize import MAX_BITS
 
 every_per = pytest.mark.parametrize("per", ["layer", "neuron", "weight"])
@@ -37,6 +38,13 @@ def deviations(before, layer):
     return layer.weight.counted(error)
 
 
+def root_mean_square(before, layer):
+    """Of the errors, by the number of weights that are more than noise."""
+    readable = layer.weight.log_variance <= LOG_ALPHA_THRESHOLD + 2 * before.abs().log()
+    count = layer.weight.counted(readable).sum()
+    return (deviations(before, layer).square().sum() / count).sqrt()
+
+
 @every_layer
 @every_per
 def test_rounding_errors_stay_within_the_tolerance(layer, per):
@@ -44,7 +52,7 @@ def test_rounding_errors_stay_within_the_tolerance(layer, per):
     before = layer.weight.mean.detach().clone()
     report = zm.quantize_(nn.Sequential(layer), per=per, tolerance=0.3)
     errors = deviations(before, layer)
-    rms = errors.square().mean().sqrt()
+    rms = root_mean_square(before, layer)
     assert 0.01 < rms <= 0.3 + 1e-4
     torch.testing.assert_close(rms.item(), report.layers[0].deviation, rtol=1e-3, atol=1e-4)
     if per == "weight":
@@ -62,6 +70,25 @@ def test_one_bit_less_would_break_the_tolerance():
         zm.quantize_(layer, bits=width)
         rms = deviations(original.weight.mean, layer).square().mean().sqrt()
         assert (rms <= 0.3) == fine
+
+
+def test_weights_that_are_noise_do_not_hide_errors_of_the_others():
+    """A trained sparse layer, not pruned: a few weights matter, all others are noise."""
+    torch.manual_seed(0)
+    few, many = (zm.Linear(size, 1, posterior=zm.Additive, bias=False) for size in (10, 10_000))
+    with torch.no_grad():
+        few.weight.mean.normal_()
+        few.weight.log_variance.fill_(-7.0)
+        many.weight.mean.normal_(0, 1e-3)
+        many.weight.log_variance.fill_(-4.0)
+        many.weight.mean[:, :10] = few.weight.mean
+        many.weight.log_variance[:, :10] = few.weight.log_variance
+    before = few.weight.mean.detach().clone()
+    alone, among = (zm.quantize_(layer).layers[0] for layer in (few, many))
+    assert among.bits == alone.bits
+    torch.testing.assert_close(many.weight.mean[:, :10], few.weight.mean)
+    assert (few.weight.mean - before).square().mean().sqrt() < 0.5 * math.exp(-3.5)
+    assert among.deviation == pytest.approx(alone.deviation, rel=0.2)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 8])

@@ -2,9 +2,11 @@
 
 Rounding the mean of a weight from μ to ŵ moves its posterior by KL = (ŵ − μ)² / 2σ² nat.
 `quantize_` takes the fewest bits that keep the root mean square of (ŵ − μ)/σ within a tolerance,
-for each layer, neuron or weight by itself. Sizes are measured: those of the file that
-`export.save_compressed` writes, which has the bits. Rounded weights run at the speed of any others;
-it is `zm.to_int8` that makes dense layers faster.
+for each layer, neuron or weight by itself. Weights that are noise, which `prune_` would take, have
+next to no error in units of σ and do not count: many of them would hide what rounding does to the
+few that matter. Sizes are measured: those of the file that `export.save_compressed` writes, which
+has the bits. Rounded weights run at the speed of any others; it is `zm.to_int8` that makes dense
+layers faster.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from zeromean.convert import Predicate
 from zeromean.export import compressed_size
 from zeromean.neurons import by_neuron, from_neurons
 from zeromean.posteriors import Posterior
+from zeromean.prunable import LOG_ALPHA_THRESHOLD
 from zeromean.sampling import sampling
 from zeromean.sparsity import text_table, weight_name
 
@@ -49,7 +52,8 @@ class QuantizedWeight:
         nonzero: Those that are neither pruned nor rounded to zero.
         bits: Average width of the weights that are not pruned.
         size: Bytes in a file, with all that is needed to read the weights back.
-        deviation: Root mean square of the rounding errors in posterior standard deviations.
+        deviation: Root mean square of the rounding errors in posterior standard deviations, by the
+            number of weights that are more than noise.
     """
 
     name: str
@@ -140,7 +144,8 @@ def quantize_(
     Args:
         per: One width for each "layer", "neuron" (with a scale of its own) or "weight".
         tolerance: Largest root mean square of the rounding errors, in posterior standard
-            deviations. At 1 rounding does what one draw of the weights does.
+            deviations, by the number of weights that are more than noise (log α ≤ 3). At 1 rounding
+            does what one draw of those weights does.
         bits: The same width everywhere, in place of the tolerance.
         where: Predicate of name and layer that selects what is quantized.
         inputs: Training data for the statistics of BatchNorm, as `zm.recalibrate_batchnorm_` takes
@@ -262,6 +267,7 @@ def _quantize_weight_(
         mask = _random(posterior)
         by_neurons = per == "neuron"
         keep, means, scales = (_groups(t, posterior, by_neurons) for t in (mask, mean, scale))
+        readable = int(_num_readable(means.double(), scales.double(), keep).sum())
         values, widths, deviations = _fewest_bits(
             means.double(),
             scales.double().abs(),
@@ -276,14 +282,13 @@ def _quantize_weight_(
         parameter.copy_(torch.where(mask, rounded.to(mean.dtype), parameter))
         rounded_mean = posterior.mean_weight()
         assert rounded_mean is not None
-    kept = max(int(keep.sum()), 1)
     return QuantizedWeight(
         name=name,
         weights=posterior.numel(),
         nonzero=int(values.count_nonzero()),
         bits=float(widths[keep].double().mean()) if keep.any() else 0.0,
         size=tensor_codes.size(rounded_mean),
-        deviation=math.sqrt(float(deviations[keep].square().sum()) / kept),
+        deviation=math.sqrt(float(deviations[keep].square().sum()) / max(readable, 1)),
     )
 
 
@@ -316,7 +321,7 @@ def _fewest_bits(
     Args:
         each: Choose the width of each weight, not of each group.
     """
-    count = keep.sum(1, keepdim=True).clamp_min(1)
+    count = _num_readable(mean, std, keep)
     values, chosen = torch.zeros_like(mean), torch.zeros_like(mean, dtype=torch.int64)
     deviations = torch.zeros_like(mean)
     rough = torch.ones_like(keep)
@@ -335,6 +340,12 @@ def _fewest_bits(
         if not rough.any():
             break
     return values, chosen, deviations
+
+
+def _num_readable(mean: Tensor, std: Tensor, keep: Tensor) -> Tensor:
+    """How many weights of each group, `(groups, 1)`, are more than noise: at least one."""
+    readable = std.square() <= math.exp(LOG_ALPHA_THRESHOLD) * mean.square()
+    return (readable & keep).sum(1, keepdim=True).clamp_min(1)
 
 
 def _on_grid(mean: Tensor, keep: Tensor, width: int) -> Tensor:

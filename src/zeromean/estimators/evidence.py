@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 from scipy.linalg.lapack import dpotrf, dpotrs
@@ -46,6 +47,9 @@ FEWEST_ROWS_A_FEATURE = 1.2
 FEWEST_ROWS_LEFT = 2
 # Parts of the full price at which larger models are looked for.
 LOWER_PRICES = (4, 8, 32)
+# Up to so many features, and with hardly more rows, every feature and every pair is a start.
+MOST_PAIRED = 8
+FEW_ROWS_A_FEATURE = 3
 # What keeps the matrix of all features invertible.
 RIDGE = 1e-9
 
@@ -93,7 +97,8 @@ def search_evidence(
     forward = fit(EvidenceSolution.empty(noise_precision), tol=ROUGHLY)
     # By their features: the same ones end in the same optimum, which is found once.
     found = {frozenset(forward.features): forward}
-    too_many = num_rows / ROWS_A_FEATURE - FEWEST_ROWS_LEFT
+    # Noise that is given cannot vanish, however many features explain it.
+    too_many = np.inf if noise.fixed else num_rows / ROWS_A_FEATURE - FEWEST_ROWS_LEFT
     improve = partial(improve, most_features=too_many, until_full=True)
     for start, lower in _larger_starts(quadratic, noise, forward, prices, num_rows):
         more = improve(start, prices=lower, tol=VERY_ROUGHLY)
@@ -102,8 +107,15 @@ def search_evidence(
         backward = improve(more.restart(), prices=prices, tol=ROUGHLY)
         if len(backward.features) < too_many:
             found.setdefault(frozenset(backward.features), backward)
+    for start in _small_starts(len(quadratic.linear), num_rows, noise_precision):
+        if len(start.features) < too_many:
+            small = fit(start, tol=ROUGHLY)
+            if len(small.features) < too_many:
+                found.setdefault(frozenset(small.features), small)
+    # What is far behind now does not win in the end.
+    least = max(solution.objective[-1] for solution in found.values()) - VERY_ROUGHLY
     return max(
-        (fit(solution, tol=tol) for solution in found.values()),
+        (fit(solution, tol=tol) for solution in found.values() if solution.objective[-1] >= least),
         key=lambda solution: solution.objective[-1],
     )
 
@@ -126,6 +138,21 @@ def _larger_starts(
     if min(num_features, num_rows) <= MOST_INVERTED:
         for divisor in LOWER_PRICES:
             yield EvidenceSolution.empty(forward.noise_precision), lower_price(prices, divisor)
+
+
+def _small_starts(
+    num_features: int, num_rows: float, noise_precision: float
+) -> Iterator[EvidenceSolution]:
+    """Every feature and every pair, where that costs little and rows are few.
+
+    There a feature can be worth its price only once the noise has shrunk by it, and two only
+    together.
+    """
+    if num_features > MOST_PAIRED or num_rows > FEW_ROWS_A_FEATURE * num_features:
+        return
+    for size in (1, 2):
+        for features in combinations(range(num_features), size):
+            yield EvidenceSolution(np.array(features), np.ones(size), noise_precision)
 
 
 def maximize_evidence(

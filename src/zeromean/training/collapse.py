@@ -9,8 +9,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# Epochs in a row: in its first ones a network may know nothing yet and still learn.
+# Epochs in a row, and steps: at first a network may know nothing yet and still learn, and an epoch
+# may be a single step.
 PATIENCE = 3
+FEWEST_STEPS = 30
+# Part of the KL that must be gone: some of it is lost in any training that begins.
+FALL = 0.1
 # A constant is learned to within the noise of mini-batches.
 MARGIN = 0.02
 
@@ -35,6 +39,7 @@ class CollapseWatch:
     def __init__(self) -> None:
         self._epoch = _Epoch()
         self._kls: list[dict[str, float]] = []  # Of the last epochs no better than a constant.
+        self._steps = 0  # In these.
         self._warned = False
 
     def add(self, targets: Tensor, nll: float) -> None:
@@ -46,13 +51,17 @@ class CollapseWatch:
         epoch, self._epoch = self._epoch, _Epoch()
         constant = epoch.constant_nll()
         if self._warned or constant is None or epoch.nll < constant - MARGIN * abs(constant):
-            self._kls = []
+            self._kls, self._steps = [], 0
             return
+        self._steps += epoch.steps
         self._kls.append(
             {n: kl.item() if isinstance(kl, Tensor) else kl for n, kl in kl_by_layer.items()}
         )
         before, now = self._kls[0], self._kls[-1]
-        if len(self._kls) <= PATIENCE or sum(now.values()) >= sum(before.values()):
+        if len(self._kls) <= PATIENCE or self._steps < FEWEST_STEPS:
+            return
+        fell = sum(before.values()) - sum(now.values())
+        if fell <= FALL * abs(sum(before.values())):
             return
         self._warned = True
         layer = max(now, key=lambda name: before.get(name, 0.0) - now[name])
@@ -73,7 +82,7 @@ class _Epoch:
     """What an epoch has shown so far: its data term, and what its best constant would have had."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.steps = 0
         self.nll_sum = 0.0
         self.classes = torch.zeros(0)
         self.sums: tuple[Tensor, Tensor] | None = None
@@ -81,6 +90,7 @@ class _Epoch:
     def add(self, targets: Tensor, nll: float) -> None:
         targets = targets.detach().cpu()
         self.count += len(targets)
+        self.steps += 1
         self.nll_sum += nll * len(targets)
         if targets.is_floating_point():
             values = targets.double().flatten(1) if targets.dim() > 1 else targets.double()[:, None]
