@@ -97,8 +97,10 @@ def search_evidence(
     forward = fit(EvidenceSolution.empty(noise_precision), tol=ROUGHLY)
     # By their features: the same ones end in the same optimum, which is found once.
     found = {frozenset(forward.features): forward}
-    # Noise that is given cannot vanish, however many features explain it.
-    too_many = np.inf if noise.fixed else num_rows / ROWS_A_FEATURE - FEWEST_ROWS_LEFT
+    tiny = len(quadratic.linear) <= MOST_PAIRED
+    # Noise that is given cannot vanish, however many features explain it; but a search through all
+    # of many features would take long.
+    too_many = np.inf if noise.fixed and tiny else num_rows / ROWS_A_FEATURE - FEWEST_ROWS_LEFT
     improve = partial(improve, most_features=too_many, until_full=True)
     for start, lower in _larger_starts(quadratic, noise, forward, prices, num_rows):
         more = improve(start, prices=lower, tol=VERY_ROUGHLY)
@@ -112,8 +114,9 @@ def search_evidence(
             small = fit(start, tol=ROUGHLY)
             if len(small.features) < too_many:
                 found.setdefault(frozenset(small.features), small)
-    # What is far behind now does not win in the end.
-    least = max(solution.objective[-1] for solution in found.values()) - VERY_ROUGHLY
+    # Of the many starts, those that are far behind now do not win in the end.
+    best = max(solution.objective[-1] for solution in found.values())
+    least = best - VERY_ROUGHLY if tiny else -np.inf
     return max(
         (fit(solution, tol=tol) for solution in found.values() if solution.objective[-1] >= least),
         key=lambda solution: solution.objective[-1],
