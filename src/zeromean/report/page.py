@@ -101,6 +101,13 @@ class Section:
     rows: list[Row]
     figures: list[Plot]
     notes: list[str]
+    unfinished: list[str]
+    """Own runs that have started and have no result: where, and whether they still run."""
+
+    @property
+    def state(self) -> str:
+        """What to say of an experiment that has no finished run."""
+        return "interrupted" if self.unfinished else verdicts.NOT_RUN
 
     @property
     def document_rows(self) -> list[Row]:
@@ -169,6 +176,7 @@ def section(name: str, title: str, record: Record | None, *, version: int | None
             for figure in record.figures
         ],
         notes=_notes(record, shown, today),
+        unfinished=record.unfinished,
     )
 
 
@@ -198,7 +206,7 @@ def count_verdicts(sections: list[Section]) -> Counts:
         documents=sum((part.counts for part in sections), Counter[str]()),
         ours=sum((part.our_counts for part in sections), Counter[str]()),
         marked=sum(part.judged for part in sections if part.marks),
-        not_run=sum(not part.groups for part in sections),
+        not_run=sum(not part.groups and not part.unfinished for part in sections),
     )
 
 
