@@ -11,6 +11,7 @@ from typing import Any
 from zeromean.report import verdicts
 from zeromean.report.figures import describe, plot
 from zeromean.report.formats import (
+    format_flags,
     format_measured,
     format_number,
     format_seconds,
@@ -282,11 +283,13 @@ def _row(claim: Claim, runs: list[Run], record: Record) -> Row:
 
 
 def _metrics(runs: list[Run]) -> list[tuple[str, str, int]]:
-    """Every metric that is a number."""
+    """Every metric that is a number, or says yes or no."""
     table = []
     for name in dict.fromkeys(name for run in runs for name in run.metrics):
         values = [run.metrics[name] for run in runs if name in run.metrics]
-        if all(isinstance(value, int | float) for value in values):
+        if all(isinstance(value, bool) for value in values):
+            table.append((name, format_flags(values), len(values)))
+        elif all(isinstance(value, int | float) for value in values):
             table.append((name, format_summary(summarize(values)), len(values)))
     return table
 
