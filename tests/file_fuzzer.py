@@ -75,20 +75,20 @@ def make_files(folder):
 
 def damage(source, target, generator):
     """Write a damaged copy and say how."""
-    kinds = (_flip_bits, _cut_and_paste, _change_entries, _change_header, _change_header)
+    kinds = (flip_bits, cut_and_paste, _change_entries, _change_header, _change_header)
     kind = generator.choice((*kinds, _change_tensors))
     kind(source, target, generator)
     return kind.__name__.strip("_")
 
 
-def _flip_bits(source, target, generator):
+def flip_bits(source, target, generator):
     content = bytearray(source.read_bytes())
     for _ in range(generator.choice((1, 1, 1, 2, 8))):
         content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
     target.write_bytes(content)
 
 
-def _cut_and_paste(source, target, generator):
+def cut_and_paste(source, target, generator):
     content = source.read_bytes()
     start = generator.randrange(len(content))
     end = min(len(content), start + generator.choice((1, 2, 8, 100, len(content))))
@@ -103,13 +103,13 @@ def _change_entries(source, target, generator):
     (length,) = struct.unpack("<Q", content[:8])
     entries = json.loads(content[8 : 8 + length])
     metadata = entries.pop("__metadata__")
-    entries = {**_mutated(entries, generator), "__metadata__": metadata}
+    entries = {**mutated(entries, generator), "__metadata__": metadata}
     text = json.dumps(entries).encode()
     target.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
 
 
 def _change_header(source, target, generator):
-    _rewrite(source, target, generator, lambda header: _mutated(header, generator), lambda t: None)
+    _rewrite(source, target, generator, lambda header: mutated(header, generator), lambda t: None)
 
 
 def _change_tensors(source, target, generator):
@@ -157,7 +157,7 @@ def _write_without_checksum(path, tensors, metadata):
     save_file(tensors, path, metadata=metadata)
 
 
-def _mutated(tree, generator):
+def mutated(tree, generator):
     """A copy with one to three places changed, removed, nested or exchanged."""
     tree = copy.deepcopy(tree)
     for _ in range(generator.choice((1, 1, 2, 3))):

@@ -1,11 +1,14 @@
 """The command line: what it prints, and with which exit code."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
 import zeromean as zm
 from zeromean import cli, demo
+from zeromean.folder_lock import locked
 
 
 @pytest.fixture
@@ -320,3 +323,42 @@ def test_damaged_files_are_named_and_the_others_shown(capsys, tmp_path):
     assert "Traceback" not in printed
     assert "Figure 2" in (tmp_path / "p.html").read_text()
     assert (tmp_path / "p.md").exists()
+
+
+def test_runs_that_are_not_finished_are_shown_as_such(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    started = tmp_path / "runs" / "fig2" / "0123456789" / "seed-0"
+    started.mkdir(parents=True)
+    (started / "config.json").write_text('{"experiment": "fig2", "config": {"seed": 0}}')
+    assert cli.main(["list"]) == 0
+    assert "1 interrupted" in capsys.readouterr().out
+    with locked(started):
+        assert cli.main(["list"]) == 0
+        assert "1 running" in capsys.readouterr().out
+    assert cli.main(["report"]) == 0
+    page = Path("report.html").read_text("utf-8")
+    assert '<span class="tally">interrupted</span>' in page
+    assert f"{started.relative_to(tmp_path)}: interrupted." in page
+
+
+def test_own_runs_next_to_a_record_do_not_make_it_changed_by_hand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = Path(__file__).parents[1] / "results" / "experiments"
+    assert cli.main(["run", "fig2", "--smoke", "--quiet"]) == 0
+    assert cli.main(["report", "--results", str(records)]) == 0
+    page = Path("report.html").read_text("utf-8")
+    assert "own run, not in the records" in page
+    assert "changed by hand: fig2.json" not in page
+
+
+def test_a_record_with_a_run_of_nothing_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "fig2", "--smoke", "--quiet"]) == 0
+    records = Path(__file__).parents[1] / "results" / "experiments"
+    content = json.loads((records / "fig2.json").read_text("utf-8"))
+    content["runs"][0]["metrics"] = None
+    Path("results").mkdir()
+    Path("results/fig2.json").write_text(json.dumps(content))
+    assert cli.main(["report", "--results", "results"]) == 2
+    assert "results/fig2.json" in capsys.readouterr().err
+    assert 'id="fig2"' in Path("report.html").read_text("utf-8")

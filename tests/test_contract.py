@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -330,3 +331,52 @@ def test_trains_under_distributed_data_parallel(tmp_path):
         torch.distributed.destroy_process_group()
     assert gradients
     assert all(gradient is not None for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("layer", [n for n in LAYERS if n != "Embedding"])
+def test_inputs_of_another_type_than_the_weights_are_refused(layer):
+    build_layer, make_input = LAYERS[layer]
+    with pytest.raises(
+        TypeError, match=r"has weights of torch\.float32, got an input of .*64; use"
+    ):
+        build_layer()(make_input().double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert build_layer()(make_input().bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"kernel_size": 3}, (2, 5)),
+        ({"kernel_size": 2, "dilation": 4}, (5, 4)),
+        ({"kernel_size": 3, "padding": 2, "padding_mode": "reflect"}, (2, 5)),
+        ({"kernel_size": 3, "padding": 3, "padding_mode": "circular"}, (5, 2)),
+    ],
+)
+def test_inputs_that_are_too_small_are_refused(options, size):
+    x = torch.randn(1, 2, *size)
+    with pytest.raises(RuntimeError):
+        torch.nn.Conv2d(2, 3, **options)(x)
+    with pytest.raises(
+        ValueError, match=r"Conv2d with kernel_size.* needs a larger input than \(1"
+    ):
+        zm.Conv2d(2, 3, **options)(x)
+    larger = torch.randn(1, 2, *(each + 1 for each in size))
+    assert (
+        zm.Conv2d(2, 3, **options)(larger).shape == torch.nn.Conv2d(2, 3, **options)(larger).shape
+    )
+
+
+def test_transposed_convolutions_without_an_output_are_refused():
+    with pytest.raises(ValueError, match="output_padding must be smaller than stride or dilation"):
+        zm.ConvTranspose2d(2, 3, 3, output_padding=1)
+    with pytest.raises(ValueError, match=r"ConvTranspose2d with .* needs a larger input"):
+        zm.ConvTranspose2d(2, 3, 3, padding=2)(torch.randn(1, 2, 1, 4))
+
+
+@pytest.mark.parametrize("bias", [torch.ones(2), "no", 0.5, []], ids=str)
+def test_biases_are_there_or_not(bias):
+    for build_layer in (zm.Linear, partial(zm.Conv2d, kernel_size=3)):
+        with pytest.raises(TypeError, match="bias must be True or False, got"):
+            build_layer(2, 3, bias=bias)
+    assert zm.Linear(2, 3, bias=None).bias is None

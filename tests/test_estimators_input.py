@@ -352,3 +352,22 @@ def test_squares_of_weights_outside_float64_are_refused(model):
     for scale in (1e-100, 1e100):
         with pytest.raises(ValueError, match="differ so much in size"):
             clone(model).fit(scale * X, y / scale)
+
+
+@pytest.mark.parametrize("value", [1e160, -1e155])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
+@every_regressor
+def test_constant_targets_of_any_size_are_fitted_or_refused(model, form, value):
+    X, _ = make_rows(60, 6)
+    y = np.full(60, value)
+    fitted = clone(model).fit(form(X), y)
+    np.testing.assert_array_equal(fitted.predict(form(X)), y)
+    with pytest.raises(ValueError, match="are too large for float64; rescale them"):
+        clone(model).set_params(fit_intercept=False).fit(form(X), y)
+
+
+@every_regressor
+def test_targets_too_large_for_their_weights_are_refused(model):
+    X, y = make_rows(60, 6)
+    with pytest.raises(ValueError, match="are too large for float64; rescale them"):
+        clone(model).fit(X, 1e153 * y, sample_weight=np.full(60, 1e-12))

@@ -827,3 +827,9 @@ def test_outputs_may_be_complex(x):
     outputs = zm.sample_outputs(model, x, 3, select=torch.fft.fft)
     assert outputs.is_complex()
     assert outputs.shape == (3, 5, 4)
+
+
+def test_float8_inputs_are_refused_by_the_layer_that_gets_them():
+    model = zm.Linear(4, 3)
+    with pytest.raises(TypeError, match=r"inputs, got torch\.float8_e4m3fn; use"):
+        zm.predict_proba(model, torch.randn(2, 4).to(torch.float8_e4m3fn))

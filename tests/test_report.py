@@ -17,10 +17,12 @@ from zeromean.experiments.checksum import sealed
 from zeromean.report import Registry, build, build_markdown
 from zeromean.report.figures import describe, plot
 from zeromean.report.formats import (
+    format_flags,
     format_measured,
     format_number,
     format_seconds,
     format_seeds,
+    format_setting,
     format_summary,
     with_unit,
 )
@@ -829,3 +831,19 @@ def test_damaged_record_is_named_and_the_others_are_shown(tmp_path, place, value
         assert len(sentence) < 400
     shown = damaged["title"] in Page(page).text
     assert shown == (len(sentences) == 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(True, "yes"), (False, "no"), (None, "none"), ([True, False], "yes, no"), ([1, 2], "[1, 2]")],
+)
+def test_settings_are_shown_in_words(value, words):
+    assert format_setting(value) == words
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [([True], "yes"), ([False, False], "no"), ([True, False, True], "yes for 2 of 3 seeds")],
+)
+def test_flags_of_seeds_are_shown_in_words(values, words):
+    assert format_flags(values) == words

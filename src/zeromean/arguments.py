@@ -48,6 +48,13 @@ def require_numbers(**values: Any) -> None:
             raise TypeError(f"{name} must be a number, got {shown(value)}.")
 
 
+def require_flag(name: str, value: Any) -> bool:
+    """True or False; 1, 0 and None are taken as torch takes them."""
+    if value is not None and not (isinstance(value, (Integral, np.bool_)) and value in (0, 1)):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}.")
+    return bool(value)
+
+
 def require_seed(value: Any) -> int:
     """An integer that torch's generators take."""
     seed = require_integer("seed", value)
@@ -71,6 +78,15 @@ def require_floating(owner: str, x: Any) -> None:
     if x.dtype not in FLOATING:
         hint = "take its real part or its magnitude" if x.is_complex() else "use x.float()"
         raise TypeError(f"{owner} needs floating-point inputs, got {x.dtype}; {hint}.")
+
+
+def require_same_dtype(owner: str, x: Tensor, dtype: torch.dtype) -> None:
+    """Refuse inputs of another type than the weights, but under autocast, which converts both."""
+    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{owner} has weights of {dtype}, got an input of {x.dtype}; use x.to({dtype}), or "
+            f"model.to({x.dtype})."
+        )
 
 
 def require_model(model: Any, name: str = "model") -> None:

@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeromean.arguments import require_floating, require_integer, require_sizes
+from zeromean.arguments import (
+    require_flag,
+    require_floating,
+    require_integer,
+    require_same_dtype,
+    require_sizes,
+)
 from zeromean.layers import (
     PriorChoice,
     SamplerChoice,
@@ -47,7 +53,12 @@ class _ConvNd(StochasticLayer):
             layout = WeightLayout(neuron_dim=1, groups=geometry.groups)
         shape = geometry.weight.shape
         distribution = build_posterior(posterior, shape, layout=layout, device=device, dtype=dtype)
-        super().__init__(distribution, geometry.out_channels if bias else None, prior, sampler)
+        super().__init__(
+            distribution,
+            geometry.out_channels if require_flag("bias", bias) else None,
+            prior,
+            sampler,
+        )
         self.in_channels = geometry.in_channels
         self.out_channels = geometry.out_channels
         self.kernel_size = geometry.kernel_size
@@ -91,10 +102,51 @@ class _ConvNd(StochasticLayer):
                 f"or ({self.in_channels}, {spatial}), got {tuple(x.shape)}; reshape it, or change "
                 "in_channels."
             )
+        require_same_dtype(type(self).__name__, x, self.weight.dtype)
+        self._require_size(x)
         if self._pads_first:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._sides, mode=mode)
         return x if channel_dim == 1 else x.unsqueeze(0)
+
+    def _require_size(self, x: Tensor) -> None:
+        """Refuse inputs that are smaller than the kernel, or than what is padded from them."""
+        sizes = x.shape[-self.num_spatial_dims :]
+        if self.transposed:
+            outputs = zip(self._smallest_output(sizes), self.output_padding, strict=True)
+            is_large = all(size + extra > 0 for size, extra in outputs)
+        else:
+            sides = zip(self._sides[-2::-2], self._sides[::-2], strict=True)
+            spans = (d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True))
+            # A reflection leaves the edge out, a circle may go round once.
+            mode = self.padding_mode
+            is_large = all(
+                size + sum(side) >= span
+                and (mode != "reflect" or max(side) < size)
+                and (mode != "circular" or max(side) <= size)
+                for size, side, span in zip(sizes, sides, spans, strict=True)
+            )
+        if not is_large:
+            raise ValueError(
+                f"{type(self).__name__} with kernel_size={self.kernel_size}, "
+                f"dilation={self.dilation}, padding={self.padding} and "
+                f"padding_mode={self.padding_mode!r} needs a larger input than {tuple(x.shape)}; "
+                "enlarge it, or change these."
+            )
+
+    def _smallest_output(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The least that a transposed convolution makes of an input: without output padding."""
+        return tuple(
+            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
+            for size, stride, padding, dilation, kernel in zip(
+                sizes,
+                self.stride,
+                self._inner_padding,
+                self.dilation,
+                self.kernel_size,
+                strict=True,
+            )
+        )
 
     def plain_twin(self) -> nn.Module:
         return self.torch_twin(**convolution_settings(self), device="meta")
@@ -213,6 +265,15 @@ class ConvTranspose2d(_ConvNd):
             output_padding=output_padding,
             dilation=dilation,
         )
+        for extra, *steps in zip(
+            geometry.output_padding, geometry.stride, geometry.dilation, strict=True
+        ):
+            if extra >= max(steps):
+                raise ValueError(
+                    "output_padding must be smaller than stride or dilation, got "
+                    f"output_padding={geometry.output_padding}, stride={geometry.stride} and "
+                    f"dilation={geometry.dilation}."
+                )
         super().__init__(geometry, bias, posterior, prior, sampler, device, dtype)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -228,17 +289,7 @@ class ConvTranspose2d(_ConvNd):
             raise ValueError(
                 f"output_size must be (H, W) or a whole shape, got {tuple(output_size)}."
             )
-        smallest = tuple(
-            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
-            for size, stride, padding, dilation, kernel in zip(
-                x.shape[-2:],
-                self.stride,
-                self._inner_padding,
-                self.dilation,
-                self.kernel_size,
-                strict=True,
-            )
-        )
+        smallest = self._smallest_output(x.shape[-2:])
         wanted = tuple(output_size[-2:])
         extra = tuple(size - least for size, least in zip(wanted, smallest, strict=True))
         if any(not 0 <= more < stride for more, stride in zip(extra, self.stride, strict=True)):
@@ -255,7 +306,7 @@ _SPATIAL_DIMS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3, nn.ConvTranspose2d: 2
 
 def _geometry(
     twin: Any, in_channels: int, out_channels: int, groups: int, padding_mode: str, **sizes: Any
-) -> nn.Module:
+) -> Any:
     """torch's layer on the meta device, of sizes that are whole numbers for every dimension."""
     count = _SPATIAL_DIMS[twin]
     for name, value in sizes.items():

@@ -32,3 +32,18 @@ def locked(folder: Path, name: str = "lock") -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def is_locked(folder: Path, name: str = "lock") -> bool:
+    """Whether a process is in a folder; nothing is made there."""
+    from filelock import FileLock, Timeout
+
+    if not (folder / name).exists():
+        return False
+    try:
+        with FileLock(folder / name, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):
+        return False  # Where nobody writes, nobody runs.

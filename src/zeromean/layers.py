@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from zeromean.arguments import (
     nearest,
     require_dtype,
+    require_flag,
     require_floating,
     require_function,
     require_integer,
     require_model,
+    require_same_dtype,
     shown,
 )
 from zeromean.linear_maps import Dense, LinearMap, LookUp
@@ -132,7 +134,8 @@ class Linear(StochasticLayer):
         out_features = require_integer("out_features", out_features, at_least=1)
         shape = (out_features, in_features)
         distribution = build_posterior(posterior, shape, device=device, dtype=dtype)
-        super().__init__(distribution, out_features if bias else None, prior, sampler)
+        bias_size = out_features if require_flag("bias", bias) else None
+        super().__init__(distribution, bias_size, prior, sampler)
         self.in_features = in_features
         self.out_features = out_features
 
@@ -146,6 +149,7 @@ class Linear(StochasticLayer):
                 f"Linear needs an input of shape (*, {self.in_features}), got {tuple(x.shape)}; "
                 "flatten or transpose it so that the features come last."
             )
+        require_same_dtype("Linear", x, self.weight.dtype)
         return x
 
     def plain_twin(self) -> nn.Module:

@@ -1,4 +1,5 @@
-"""Numbers so small that their squares vanish in float64: said, and not taken for constants."""
+"""Numbers whose squares are too large for float64, or vanish in it: said, and not taken for
+constants."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from zeromean.estimators.rows import Chunk
 
 # Sums of squares below it have lost digits, or everything.
 SMALLEST_SQUARE = 1e-300
+TOO_LARGE = "Squares of X or y are too large for float64; rescale them."
 TOO_SMALL = "Squares of {} are too small for float64; rescale them."
 
 

@@ -85,15 +85,20 @@ class Moments:
         return bool(np.isfinite(self.gram).all() and np.isfinite(self.target_square))
 
     def about_zero(self) -> Moments:
-        """The same rows about 0 instead of about their means: a model without intercept."""
-        return Moments(
-            self.count,
-            np.zeros_like(self.mean),
-            0.0,
-            self.gram + self.count * np.outer(self.mean, self.mean),
-            self.cross + self.count * self.target_mean * self.mean,
-            self.target_square + self.count * self.target_mean**2,
-        )
+        """The same rows about 0 instead of about their means: a model without intercept.
+
+        Infinite where squares of the means are too large for float64.
+        """
+        target_mean = np.float64(self.target_mean)  # Python's powers raise where numpy's do not.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return Moments(
+                self.count,
+                np.zeros_like(self.mean),
+                0.0,
+                self.gram + self.count * np.outer(self.mean, self.mean),
+                self.cross + self.count * target_mean * self.mean,
+                float(self.target_square + self.count * target_mean**2),
+            )
 
 
 def _typical_row(rows: Chunk) -> Array:

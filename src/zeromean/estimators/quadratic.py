@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from zeromean.estimators.arrays import Array, Indices
+from zeromean.estimators.magnitude import TOO_LARGE
 from zeromean.estimators.moments import Moments
 from zeromean.estimators.offsets import mean_and_square, offset_of, take_off
 from zeromean.estimators.rows import Chunk
@@ -115,6 +116,8 @@ class LeastSquares:
 
 def from_moments(moments: Moments, *, fit_intercept: bool) -> LeastSquares:
     centred = moments if fit_intercept else moments.about_zero()
+    if not centred.is_finite():
+        raise ValueError(TOO_LARGE)
     square = centred.gram.diagonal()
     features = np.flatnonzero(varying(square, moments.mean, moments.count))
     scale = np.sqrt(square[features])

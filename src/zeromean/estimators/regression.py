@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted, validat
 
 from zeromean.estimators.arrays import Array, Indices
 from zeromean.estimators.linear_model import DTYPES, SparseLinearModel
-from zeromean.estimators.magnitude import check_features, check_target
+from zeromean.estimators.magnitude import TOO_LARGE, check_features, check_target
 from zeromean.estimators.moments import Moments
 from zeromean.estimators.quadratic import ROUNDING, LeastSquares, from_moments, from_rows
 from zeromean.estimators.rows import ArrayRows, Chunk, Rows
@@ -29,7 +30,6 @@ MOST_CORRELATED = 8192
 NARROW = 1024
 # Of freedom, for a variance of Student's t that is not much wider than its bulk.
 FEWEST_DEGREES = 4.0
-TOO_LARGE = "Squares of X or y are too large for float64; rescale them."
 TOO_DIFFERENT = (
     "X and y differ so much in size that squares of their ratios do not fit float64; rescale them."
 )
@@ -147,7 +147,8 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
     def _fit_problem(self, problem: LeastSquares):
         if problem.count <= 0:
             raise ValueError("sample_weight must not be zero for every row.")
-        constant = problem.target_square <= problem.count * (ROUNDING * problem.target_mean) ** 2
+        spread = math.sqrt(max(problem.target_square / problem.count, 0.0))
+        constant = spread <= ROUNDING * abs(problem.target_mean)
         given = isinstance(self.noise_precision, Real)
         with one_blas_thread_each() if len(problem.mean) <= NARROW else nullcontext():
             with np.errstate(over="ignore", under="ignore", divide="ignore"):
@@ -155,6 +156,9 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         variance = learned.covariance.diagonal()
         if not (np.isfinite(learned.covariance).all() and (variance > 0).all()):
             raise ValueError(TOO_DIFFERENT)
+        level = problem.count * learned.noise_precision
+        if level < np.finfo(np.float64).tiny:  # Its inverse is a variance.
+            raise ValueError(TOO_LARGE)
         self._warn_unless(learned.converged)
         relevant = problem.features[learned.relevant]
         num_features = len(problem.mean)
@@ -168,7 +172,6 @@ class SparseRegressor(RegressorMixin, SparseLinearModel):
         self.covariance_ = learned.covariance
         self.noise_precision_ = learned.noise_precision
         # It has no prior, and belongs to the means of the features.
-        level = problem.count * learned.noise_precision
         self._intercept_variance = 1 / level if self.fit_intercept else 0.0
         rows_left = problem.count - self.fit_intercept - learned.num_weights
         self._t_variance = 1.0 if given else _t_variance(rows_left)

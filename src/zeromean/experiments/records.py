@@ -23,9 +23,12 @@ from zeromean.experiments.claims import Claim
 from zeromean.experiments.damage import damage_of, refuse, require_numbers
 from zeromean.experiments.provenance import UNKNOWN, fault, missing_seed
 from zeromean.experiments.run_log import plain, replace_text, to_json
+from zeromean.folder_lock import is_locked
 
 # The report shows the runs of one size, the best there is.
 SIZES = ("full", "custom", "quick", "smoke")
+# What has started and not ended: its process is alive, or not.
+UNFINISHED = ("running", "interrupted")
 Runs = list[dict[str, Any]]
 
 
@@ -76,10 +79,10 @@ def with_own_runs(
     *,
     only: Collection[str] = (),
 ) -> dict[str, dict[str, Any]]:
-    """The records of a folder, with the finished runs of another next to theirs.
+    """The records of a folder, with the runs of another next to theirs.
 
-    Nothing is written. Runs that a record has not are marked as own: they stand next to what it
-    shows, and replace nothing.
+    Nothing is written. Finished runs that a record has not are marked as own: they stand next to
+    what it shows, and replace nothing. Those that are not finished are named in `unfinished`.
 
     Args:
         only: The experiments; default: all.
@@ -89,25 +92,33 @@ def with_own_runs(
         path = results / f"{name}.json" if results else None
         before: dict[str, Any] | None = None
         after: dict[str, Any] = {"runs": []}
+        unfinished: list[str] = []
+        known: set[str] = set()
         if path and path.exists():
             with damage_of(path, on_damage):
-                before = runner.read_json(path, "runs")
+                record = runner.read_json(path, "runs")
+                known = {_result(name, run) for run in record["runs"]}
+                before = record
         if runs:
             with damage_of(runs / name, on_damage):
+                unfinished = _unfinished(name, runs)
                 after = record_of(name, runs, on_damage)
-        known = {_result(name, run) for run in before["runs"]} if before else set()
         own = [{**run, "own": True} for run in after["runs"] if _result(name, run) not in known]
         if before is not None:
-            found[name] = {**before, "runs": [*before["runs"], *own]}
-        elif own:
-            found[name] = {**after, "runs": own}
+            both = {**before, "runs": [*before["runs"], *own], "unfinished": unfinished}
+            # What was not changed by hand is not so with what stands next to it.
+            found[name] = both if is_changed(before) or "checksum" not in before else sealed(both)
+        elif own or unfinished:
+            empty = {**_record(name, []), "command": f"zeromean run {name}"}
+            found[name] = {**(after if own else empty), "runs": own, "unfinished": unfinished}
     return found
 
 
 def status(name: str, runs: Path, on_damage: Callable[[str], object] = refuse) -> str:
-    """How many runs of which size are finished, in words."""
+    """How many runs of which size are finished, and how many are not, in words."""
     sizes = [run["size"] for run in _finished(name, runs, on_damage)]
-    counts = {size: sizes.count(size) for size in SIZES if size in sizes}
+    sizes += [each.split(": ")[-1] for each in _unfinished(name, runs)]
+    counts = {size: sizes.count(size) for size in (*SIZES, *UNFINISHED) if size in sizes}
     return ", ".join(f"{count} {size}" for size, count in counts.items()) or "not run"
 
 
@@ -355,6 +366,16 @@ def _finished(
             run = _run_at(path, name, experiment, sizes)
         if run is not None:
             yield run
+
+
+def _unfinished(name: str, runs: Path) -> list[str]:
+    """Runs that have started and have no result: where, and which of UNFINISHED."""
+    states = []
+    for path in sorted((runs / name).glob("*/seed-*/config.json")):
+        if not path.with_name("done.json").exists():
+            state = "running" if is_locked(path.parent) else "interrupted"
+            states.append(f"{path.parent}: {state}")
+    return states
 
 
 def _run_at(

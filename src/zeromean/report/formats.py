@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from zeromean.report.verdicts import Measured, Summary
@@ -92,8 +93,21 @@ def format_seeds(seeds: list[int]) -> str:
 
 
 def format_setting(value: Any) -> str:
-    """A value of a configuration: text as it is, everything else as JSON."""
+    """A value of a configuration: text as it is, yes and no, everything else as JSON."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, list) and any(isinstance(each, bool) for each in value):
+        return ", ".join(map(format_setting, value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def format_flags(values: Sequence[bool]) -> str:
+    """Yes or no, where all seeds say the same; else how many say yes."""
+    if len(set(values)) == 1:
+        return format_setting(values[0])
+    return f"yes for {sum(values)} of {len(values)} seeds"
 
 
 def _fixed(number: float, decimals: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from zeromean.report import verdicts
 from zeromean.report.figures import describe, plot
 from zeromean.report.formats import (
+    format_flags,
     format_measured,
     format_number,
     format_seconds,
@@ -101,6 +102,13 @@ class Section:
     rows: list[Row]
     figures: list[Plot]
     notes: list[str]
+    unfinished: list[str]
+    """Own runs that have started and have no result: where, and whether they still run."""
+
+    @property
+    def state(self) -> str:
+        """What to say of an experiment that has no finished run."""
+        return "interrupted" if self.unfinished else verdicts.NOT_RUN
 
     @property
     def document_rows(self) -> list[Row]:
@@ -169,6 +177,7 @@ def section(name: str, title: str, record: Record | None, *, version: int | None
             for figure in record.figures
         ],
         notes=_notes(record, shown, today),
+        unfinished=record.unfinished,
     )
 
 
@@ -198,7 +207,7 @@ def count_verdicts(sections: list[Section]) -> Counts:
         documents=sum((part.counts for part in sections), Counter[str]()),
         ours=sum((part.our_counts for part in sections), Counter[str]()),
         marked=sum(part.judged for part in sections if part.marks),
-        not_run=sum(not part.groups for part in sections),
+        not_run=sum(not part.groups and not part.unfinished for part in sections),
     )
 
 
@@ -274,11 +283,13 @@ def _row(claim: Claim, runs: list[Run], record: Record) -> Row:
 
 
 def _metrics(runs: list[Run]) -> list[tuple[str, str, int]]:
-    """Every metric that is a number."""
+    """Every metric that is a number, or says yes or no."""
     table = []
     for name in dict.fromkeys(name for run in runs for name in run.metrics):
         values = [run.metrics[name] for run in runs if name in run.metrics]
-        if all(isinstance(value, int | float) for value in values):
+        if all(isinstance(value, bool) for value in values):
+            table.append((name, format_flags(values), len(values)))
+        elif all(isinstance(value, int | float) for value in values):
             table.append((name, format_summary(summarize(values)), len(values)))
     return table
 

@@ -123,6 +123,8 @@ class Record:
     """Whether nothing in it is random, so that one run is enough."""
     changed: bool = False
     """Whether its checksum is that of something else: it was changed by hand."""
+    unfinished: list[str] = field(default_factory=list)
+    """Own runs that have started and have no result: where, and whether they still run."""
 
 
 def read_records(folder: Path, on_damage: Callable[[str], object] = refuse) -> dict[str, Record]:
@@ -240,6 +242,7 @@ class _Value:
 
 def _record(value: _Value) -> Record:
     notes, tries, deterministic = (value.get(k) for k in ("notes", "tries", "deterministic"))
+    unfinished = value.get("unfinished")
     record = Record(
         name=value["name"].text(),
         title=value["title"].text(),
@@ -253,6 +256,7 @@ def _record(value: _Value) -> Record:
         version=value["version"].integer() if value.get("version") else 1,
         deterministic=deterministic.flag() if deterministic else False,
         changed=is_changed(value.object()),
+        unfinished=[item.text() for item in unfinished] if unfinished else [],
     )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", record.name):
         value["name"].fail(f"must be letters, digits, '-', '_' and '.', got {record.name!r}.")
