@@ -27,8 +27,8 @@ from torch import Tensor, nn  # noqa: E402
 
 import zeromean as zm  # noqa: E402
 from zeromean import export, models  # noqa: E402
-from zeromean.experiments.sparse_lenet5 import relu_lenet5_caffe  # noqa: E402
-from zeromean.experiments.sparse_lstm import RowReader  # noqa: E402
+from zeromean.experiments.sparse_networks.sparse_lenet5 import relu_lenet5_caffe  # noqa: E402
+from zeromean.experiments.sparse_networks.sparse_lstm import RowReader  # noqa: E402
 
 
 @dataclass(frozen=True)

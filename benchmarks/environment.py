@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from zeromean.whole_file import whole_file
+from zeromean.files.atomic import whole_file
 
 
 def describe(*packages: str) -> dict[str, Any]:

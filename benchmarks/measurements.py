@@ -110,7 +110,7 @@ def peak_memory(name: str, case: Case, settings: Settings, *, num_samples: int |
 def exact_kl(settings: Settings) -> Reading:
     """Exact log-uniform KL against the sigmoid approximation, value and gradient."""
     roster.subject("zeromean, additive")  # is it there?
-    from zeromean.functional import log_uniform_kl_approx, log_uniform_kl_sum
+    from zeromean.functional.kl import log_uniform_kl_approx, log_uniform_kl_sum
 
     mean = torch.randn(431_000).mul_(0.05).requires_grad_()
     log_variance = torch.randn(431_000).sub_(8.0).requires_grad_()

@@ -11,8 +11,8 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from zeromean.report.page import section
-from zeromean.report.records import read_record
+from zeromean.experiments.report.page import section
+from zeromean.experiments.report.records import read_record
 
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "results"

@@ -18,7 +18,7 @@ from harness import cpu_ratio
 
 import zeromean as zm
 from zeromean.data import Batches, ImageSet
-from zeromean.models import lenet5
+from zeromean.models.lenet import lenet5
 from zeromean.training import TrainingConfig, fit
 
 BATCH_SIZE = 200

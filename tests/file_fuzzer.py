@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from test_old_files import FOLDER, Branches, SavedNetwork, plain_network
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zeromean as zm
-from test_old_files import FOLDER, Branches, SavedNetwork, plain_network
 from zeromean import export
-from zeromean.serialization import write_safetensors
+from zeromean.files.safetensors import write_safetensors
 
 MOST_BYTES = 2**28 + 2**20
 NUMBERS = (0, 1, -1, 2, 255, 2**16, 2**31, 2**40, 2**63, 10**30, 0.5, 1e308, math.nan, -math.inf)

@@ -27,7 +27,7 @@ from mpmath import mpf
 SCALE = 24
 NUM_NODES = 80
 TOLERANCES = {"float32": mpf("2e-7"), "float64": mpf("6e-17")}
-TABLE_FILE = Path(__file__).resolve().parents[1] / "src" / "zeromean" / "_dawson.py"
+TABLE_FILE = Path(__file__).resolve().parents[1] / "src" / "zeromean" / "functional" / "_dawson.py"
 BEGIN = "# --- begin table (tools/fit_dawson.py) ---\n"
 END = "# --- end table ---\n"
 

@@ -1,42 +1,63 @@
-"""Networks whose weights are random: variance networks, variational dropout and around them."""
+"""Networks whose weights are random: variance networks, variational dropout and around them.
 
-from zeromean.batchnorm import recalibrate_batchnorm_
-from zeromean.certificate import zero_mean_
-from zeromean.compression.compress import compress
-from zeromean.compression.report import compression_report
-from zeromean.convert import make_stochastic_, to_deterministic
-from zeromean.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose2d
-from zeromean.dropout import GaussianDropout, LogNormalDropout, UnitNoise
-from zeromean.int8 import to_int8
-from zeromean.layers import Embedding, Linear, StochasticLayer, stochastic_layers
-from zeromean.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
-from zeromean.noise import factorized, normal, rademacher, uniform
-from zeromean.objectives import (
-    clip_log_alpha_,
-    cosine_warmup,
-    elbo_loss,
-    kl_by_layer,
-    kl_divergence,
-    linear_warmup,
-    parameter_groups,
-    require_optimized,
-)
-from zeromean.posteriors import Additive, Multiplicative, Posterior, ZeroMean
-from zeromean.prediction import (
-    predict_moments,
-    predict_proba,
-    predictive_uncertainty,
-    sample_outputs,
-)
-from zeromean.priors import ARD, LogUniform, Normal, Prior, StudentT
-from zeromean.prune import prune_
-from zeromean.quantize import quantize_
-from zeromean.ranks import seed_ranks
-from zeromean.recurrent import GRU, LSTM
-from zeromean.samplers import auto, flipout, local, mean, moment_matched, weight
-from zeromean.sampling import draw_noise, held_noise, sampling
-from zeromean.serialization import load, save
-from zeromean.sparsity import sparsity
+Names are imported when they are first used: `import zeromean` costs nothing, and what compresses,
+exports or trains is read by those who compress, export or train.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from zeromean.moved import Package
+
+if TYPE_CHECKING:
+    from zeromean.compression.compress import compress
+    from zeromean.compression.int8 import to_int8
+    from zeromean.compression.prune import prune_
+    from zeromean.compression.quantize import quantize_
+    from zeromean.compression.report import compression_report
+    from zeromean.compression.sparsity import sparsity
+    from zeromean.conversion.batchnorm import recalibrate_batchnorm_
+    from zeromean.conversion.certificate import zero_mean_
+    from zeromean.conversion.make_stochastic import make_stochastic_
+    from zeromean.conversion.to_deterministic import to_deterministic
+    from zeromean.distributions.noise import factorized, normal, rademacher, uniform
+    from zeromean.distributions.posteriors.additive import Additive
+    from zeromean.distributions.posteriors.multiplicative import Multiplicative
+    from zeromean.distributions.posteriors.posterior import Posterior
+    from zeromean.distributions.posteriors.zero_mean import ZeroMean
+    from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
+    from zeromean.files.model import load, save
+    from zeromean.layers.blocks import draw_noise, held_noise, sampling
+    from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+    from zeromean.layers.dropout.gaussian import GaussianDropout
+    from zeromean.layers.dropout.log_normal import LogNormalDropout
+    from zeromean.layers.dropout.unit_noise import UnitNoise
+    from zeromean.layers.embedding import Embedding
+    from zeromean.layers.linear import Linear
+    from zeromean.layers.recurrent import GRU, LSTM
+    from zeromean.layers.stochastic_layer import StochasticLayer, stochastic_layers
+    from zeromean.prediction.predictive import (
+        predict_moments,
+        predict_proba,
+        predictive_uncertainty,
+        sample_outputs,
+    )
+    from zeromean.samplers.outputs import local, moment_matched
+    from zeromean.samplers.weights import auto, flipout, mean, weight
+    from zeromean.training.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
+    from zeromean.training.objective import (
+        clip_log_alpha_,
+        cosine_warmup,
+        elbo_loss,
+        kl_by_layer,
+        kl_divergence,
+        linear_warmup,
+    )
+    from zeromean.training.parameter_groups import parameter_groups, require_optimized
+    from zeromean.training.ranks import seed_ranks
 
 __version__ = "0.2.0"
 
@@ -104,3 +125,116 @@ __all__ = [
     "weight",
     "zero_mean_",
 ]
+
+# Where each of them lives, as above.
+_HOMES = {
+    "compression.compress": ("compress",),
+    "compression.int8": ("to_int8",),
+    "compression.prune": ("prune_",),
+    "compression.quantize": ("quantize_",),
+    "compression.report": ("compression_report",),
+    "compression.sparsity": ("sparsity",),
+    "conversion.batchnorm": ("recalibrate_batchnorm_",),
+    "conversion.certificate": ("zero_mean_",),
+    "conversion.make_stochastic": ("make_stochastic_",),
+    "conversion.to_deterministic": ("to_deterministic",),
+    "distributions.noise": (
+        "factorized",
+        "normal",
+        "rademacher",
+        "uniform",
+    ),
+    "distributions.posteriors.additive": ("Additive",),
+    "distributions.posteriors.multiplicative": ("Multiplicative",),
+    "distributions.posteriors.posterior": ("Posterior",),
+    "distributions.posteriors.zero_mean": ("ZeroMean",),
+    "distributions.priors": (
+        "ARD",
+        "LogUniform",
+        "Normal",
+        "Prior",
+        "StudentT",
+    ),
+    "files.model": (
+        "load",
+        "save",
+    ),
+    "layers.blocks": (
+        "draw_noise",
+        "held_noise",
+        "sampling",
+    ),
+    "layers.convolution": (
+        "Conv1d",
+        "Conv2d",
+        "Conv3d",
+        "ConvTranspose2d",
+    ),
+    "layers.dropout.gaussian": ("GaussianDropout",),
+    "layers.dropout.log_normal": ("LogNormalDropout",),
+    "layers.dropout.unit_noise": ("UnitNoise",),
+    "layers.embedding": ("Embedding",),
+    "layers.linear": ("Linear",),
+    "layers.recurrent": (
+        "GRU",
+        "LSTM",
+    ),
+    "layers.stochastic_layer": (
+        "StochasticLayer",
+        "stochastic_layers",
+    ),
+    "prediction.predictive": (
+        "predict_moments",
+        "predict_proba",
+        "predictive_uncertainty",
+        "sample_outputs",
+    ),
+    "samplers.outputs": (
+        "local",
+        "moment_matched",
+    ),
+    "samplers.weights": (
+        "auto",
+        "flipout",
+        "mean",
+        "weight",
+    ),
+    "training.likelihoods": (
+        "GaussianLikelihood",
+        "HeteroscedasticGaussianLikelihood",
+    ),
+    "training.objective": (
+        "clip_log_alpha_",
+        "cosine_warmup",
+        "elbo_loss",
+        "kl_by_layer",
+        "kl_divergence",
+        "linear_warmup",
+    ),
+    "training.parameter_groups": (
+        "parameter_groups",
+        "require_optimized",
+    ),
+    "training.ranks": ("seed_ranks",),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+# Packages that are used as `zm.training.fit`, without an import of their own.
+_PACKAGES = ("data", "estimators", "export", "functional", "models", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"zeromean.{_MODULE_OF[name]}"), name)
+        globals()[name] = value  # From now on an attribute like any other.
+        return value
+    if name in _PACKAGES:
+        return import_module(f"zeromean.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
+
+# So that an import of an old path cannot hide a function of that name (`zeromean.sampling`).
+sys.modules[__name__].__class__ = Package

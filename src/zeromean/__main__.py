@@ -2,6 +2,6 @@
 
 import sys
 
-from zeromean.cli import main
+from zeromean.experiments.cli import main
 
 sys.exit(main())

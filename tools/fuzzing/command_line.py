@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fuzzing.outcomes import CHECKED, REFUSED, require
 from fuzzing.records import call
-from zeromean import cli, experiments
+from zeromean.experiments import cli, registry
 
 # A whole run of it takes a part of a second.
 CHEAP = ("fig2",)
@@ -64,12 +64,12 @@ def _arguments(generator: random.Random) -> list[str]:
     )
     arguments = [command]
     if command in ("run", "verify"):
-        names = (*experiments.REGISTRY, *CHEAP, pick(WORDS), _word(generator))
+        names = (*registry.REGISTRY, *CHEAP, pick(WORDS), _word(generator))
         name = pick(names)
         arguments.append(name)
         if command == "run":
             arguments += _options_of_run(name, generator)
-        elif name in experiments.REGISTRY:
+        elif name in registry.REGISTRY:
             # Never a real run: without a record there is nothing to compare with.
             arguments += ["--results", "no such folder", "--own", "no such folder"]
     elif command == "data":
@@ -86,9 +86,9 @@ def _arguments(generator: random.Random) -> list[str]:
 def _options_of_run(name: str, generator: random.Random) -> list[str]:
     """Options of an experiment with values that may be wrong; a size of seconds, or none at all."""
     pick = generator.choice
-    if name not in experiments.REGISTRY:
+    if name not in registry.REGISTRY:
         return []
-    experiment = experiments.load(name)
+    experiment = registry.load(name)
     fields = list(vars(experiment.Config()))
     options = []
     for _ in range(pick((0, 1, 1, 2))):

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
-from zeromean.compression.constants import units
-from zeromean.compression.flattening import recognise_flattening_
-from zeromean.compression.folding import fold_scales_, merge_constants_
-from zeromean.compression.guards import insert_guards_
-from zeromean.compression.layout import Units
-from zeromean.compression.needs import Needs, needed
-from zeromean.compression.tracing import record_shapes_, trace
-from zeromean.monte_carlo import Inputs, as_arguments
-from zeromean.samplers import mean
-from zeromean.sampling import restored_modes, sampling
+from zeromean.compression.graph.trace import record_shapes_, trace
+from zeromean.compression.rewrite.fold import fold_scales_, merge_constants_
+from zeromean.compression.units.assumptions import insert_guards_
+from zeromean.compression.units.constants import units
+from zeromean.compression.units.flattening import recognise_flattening_
+from zeromean.compression.units.layout import Units
+from zeromean.compression.units.liveness import Needs, needed
+from zeromean.layers.blocks import restored_modes, sampling
+from zeromean.prediction.inputs import Inputs, as_arguments
+from zeromean.samplers.weights import mean
 
 
 @dataclass(frozen=True)

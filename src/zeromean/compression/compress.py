@@ -14,16 +14,16 @@ from torch import fx, nn
 
 from zeromean.arguments import require_model
 from zeromean.compression.analysis import analyse, graph_of, run_example
-from zeromean.compression.chains import choose_layers_, join_chains_, sparse_twin
-from zeromean.compression.graph import layer_of
-from zeromean.compression.removal import remove_units_
-from zeromean.convert import to_deterministic
-from zeromean.dropout import UnitNoise
-from zeromean.module_surgery import copy_with_masks, replace_modules_
-from zeromean.monte_carlo import Inputs, as_arguments
-from zeromean.posteriors import Posterior
-from zeromean.sparsity import sparsity
-from zeromean.stochastic import stochastic_modules
+from zeromean.compression.graph.edit import layer_of
+from zeromean.compression.rewrite.remove import remove_units_
+from zeromean.compression.rewrite.sparsify import choose_layers_, join_chains_, sparse_twin
+from zeromean.compression.sparsity import sparsity
+from zeromean.conversion.to_deterministic import to_deterministic
+from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.dropout.unit_noise import UnitNoise
+from zeromean.layers.stochastic_module import stochastic_modules
+from zeromean.layers.surgery import copy_with_masks, replace_modules_
+from zeromean.prediction.inputs import Inputs, as_arguments
 
 
 @torch.inference_mode(False)

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, fx, nn
 
 from zeromean.arguments import require_model
-from zeromean.compression import tensor_codes
 from zeromean.compression.analysis import Analysis, analyse, graph_of, run_example
-from zeromean.compression.batch_last import BatchLast
-from zeromean.compression.blueprint import stored_tensors
 from zeromean.compression.compress import plain_copy
-from zeromean.compression.graph import layer_of
-from zeromean.compression.graph import obstacle as obstacle_of
-from zeromean.compression.needs import by_blocks
-from zeromean.compression.roles import Role, role_of
-from zeromean.compression.sizes import size_in_file, size_in_memory
-from zeromean.compression.sparse_layers import SparseConv2d, SparseLinear
-from zeromean.compression.tracing import is_leaf
-from zeromean.monte_carlo import Inputs
-from zeromean.posteriors import Posterior
-from zeromean.sparsity import text_table
-from zeromean.stochastic import StochasticModule
+from zeromean.compression.export import tensor_codes
+from zeromean.compression.export.blueprint import stored_tensors
+from zeromean.compression.export.sizes import size_in_file, size_in_memory
+from zeromean.compression.graph.edit import layer_of
+from zeromean.compression.graph.edit import obstacle as obstacle_of
+from zeromean.compression.graph.trace import is_leaf
+from zeromean.compression.modules.batch_last import BatchLast
+from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
+from zeromean.compression.text_table import text_table
+from zeromean.compression.units.liveness import by_blocks
+from zeromean.compression.units.roles import Role, role_of
+from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.stochastic_module import StochasticModule
+from zeromean.prediction.inputs import Inputs
 
 
 @dataclass(frozen=True)

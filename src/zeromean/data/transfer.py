@@ -14,7 +14,7 @@ from typing import Any
 from zeromean.data.catalogue import DataFile, Download
 from zeromean.data.files import contents_size, read_checked
 from zeromean.extras import how_to_install
-from zeromean.whole_file import whole_file
+from zeromean.files.atomic import whole_file
 
 RETRIES = 2
 TIMEOUT_SECONDS = (10, 60)  # to connect, and between two pieces

@@ -14,8 +14,8 @@ except ImportError as error:
         how_to_install("The estimators need scikit-learn and scipy", "estimators")
     ) from error
 
-from zeromean.estimators.basis import RBFBasis
 from zeromean.estimators.classifiers import RVMClassifier, VariationalDropoutClassifier
+from zeromean.estimators.rbf_basis import RBFBasis
 from zeromean.estimators.regressors import RVMRegressor, VariationalDropoutRegressor
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from zeromean.estimators.logistic import DataTerm, Slopes, WeightPosterior
+from zeromean.estimators.likelihoods.logistic import DataTerm, Slopes, WeightPosterior
 
 P = TypeVar("P", bound=WeightPosterior)
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from zeromean.estimators.arrays import Array
+from zeromean.estimators.array_types import Array
 from zeromean.estimators.ascent import Ascent
-from zeromean.estimators.classification import SparseClassifier
-from zeromean.estimators.dropout_logistic import DropoutPosterior, search_dropout_logistic
-from zeromean.estimators.evidence_logistic import EvidencePosterior, search_evidence_logistic
-from zeromean.estimators.logistic import DataTerm
-from zeromean.estimators.prices import prices_of
+from zeromean.estimators.dropout.logistic import DropoutPosterior, search_dropout_logistic
+from zeromean.estimators.evidence.feature_prior import prices_of
+from zeromean.estimators.evidence.logistic import EvidencePosterior, search_evidence_logistic
+from zeromean.estimators.likelihoods.logistic import DataTerm
+from zeromean.estimators.sparse_classifier import SparseClassifier
 
 
 class VariationalDropoutClassifier(SparseClassifier):

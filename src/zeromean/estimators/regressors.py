@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from zeromean.estimators.dropout import minimize_dropout
-from zeromean.estimators.evidence import EvidenceSolution, search_evidence
-from zeromean.estimators.noise_term import NoiseTerm
-from zeromean.estimators.prices import prices_of
-from zeromean.estimators.quadratic import LeastSquares
-from zeromean.estimators.regression import LOG_TWO_PI, Learned, SparseRegressor
+from zeromean.estimators.dropout.search import minimize_dropout
+from zeromean.estimators.evidence.feature_prior import prices_of
+from zeromean.estimators.evidence.search import EvidenceSolution, search_evidence
+from zeromean.estimators.likelihoods.noise_term import NoiseTerm
+from zeromean.estimators.likelihoods.quadratic import LeastSquares
+from zeromean.estimators.sparse_regressor import LOG_TWO_PI, Learned, SparseRegressor
 
 # The smallest noise variance that is learned, in variances of the target: above rounding errors.
 NOISE_FLOOR = 1e-8

@@ -1,18 +1,18 @@
-"""Training on Lightning: the ELBO, logs, checkpoints, and resuming as if never interrupted.
+"""The objective, and training on Lightning: logs, checkpoints, resuming as if never interrupted.
 
 Importing this package does not import Lightning; `fit` and `ElboModule` do.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zeromean.training.collapse import CollapseWarning, CollapseWatch
-from zeromean.training.config import TrainingConfig
-from zeromean.training.trainer import FitResult, fit, require_lightning
-
 if TYPE_CHECKING:
-    from zeromean.training.module import ElboModule
+    from zeromean.training.collapse import CollapseWarning, CollapseWatch
+    from zeromean.training.config import TrainingConfig
+    from zeromean.training.elbo_module import ElboModule
+    from zeromean.training.trainer import FitResult, fit
 
 __all__ = [
     "CollapseWarning",
@@ -23,11 +23,21 @@ __all__ = [
     "fit",
 ]
 
+_MODULE_OF = {
+    "CollapseWarning": "collapse",
+    "CollapseWatch": "collapse",
+    "ElboModule": "elbo_module",
+    "FitResult": "trainer",
+    "TrainingConfig": "config",
+    "fit": "trainer",
+}
+
 
 def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "ElboModule":
-        require_lightning()
-        from zeromean.training.module import ElboModule
-
-        return ElboModule
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import_module("zeromean.training.trainer").require_lightning()
+    value = getattr(import_module(f"zeromean.training.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value

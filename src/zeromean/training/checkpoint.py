@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zeromean.whole_file import whole_file
+from zeromean.files.atomic import whole_file
 
 FORMAT_VERSION = 1
 

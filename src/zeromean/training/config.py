@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from zeromean.arguments import require_choice, require_numbers, shown
-from zeromean.objectives import linear_warmup
+from zeromean.training.objective import linear_warmup
 
 Decay = Literal["linear", "constant"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zeromean.certificate import VARIANCE_LAYER_LOG_ALPHA, effective_log_alpha
-from zeromean.objectives import kl_by_layer
-from zeromean.posteriors import Posterior
-from zeromean.stochastic import StochasticModule, stochastic_modules
+from zeromean.conversion.certificate import VARIANCE_LAYER_LOG_ALPHA, effective_log_alpha
+from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.stochastic_module import StochasticModule, stochastic_modules
+from zeromean.training.objective import kl_by_layer
 
 
 def layer_metrics(model: nn.Module) -> dict[str, float]:

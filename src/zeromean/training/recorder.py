@@ -12,23 +12,23 @@ import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor, nn
 
-from zeromean.prediction import predict_proba
-from zeromean.sampling import restored_modes
-from zeromean.training.average import WeightAverage
+from zeromean.layers.blocks import restored_modes
+from zeromean.prediction.predictive import predict_proba
 from zeromean.training.checkpoint import CheckpointFolder
+from zeromean.training.elbo_module import ElboModule
 from zeromean.training.layer_monitor import (
     describe_parameters,
     layer_metrics,
     new_variance_layers,
     not_finite_parameters,
 )
-from zeromean.training.module import ElboModule
 from zeromean.training.randomness import (
     derived_seed,
     isolated,
     random_state,
     set_random_state,
 )
+from zeromean.training.weight_average import WeightAverage
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from zeromean.arguments import require_model, shown
+from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.extras import how_to_install
-from zeromean.folder_lock import locked
-from zeromean.posteriors import Posterior
-from zeromean.training.average import put_average_
+from zeromean.files.lock import locked
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
 from zeromean.training.config import TrainingConfig
 from zeromean.training.randomness import derived_seed, isolated
+from zeromean.training.weight_average import put_average_
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -119,7 +119,7 @@ def _train(
     augment: Augmentation | None,
 ) -> FitResult:
     from zeromean.data import Batches
-    from zeromean.training.module import ElboModule
+    from zeromean.training.elbo_module import ElboModule
     from zeromean.training.recorder import Recorder
 
     description = _describe(model, train, config, augment)

@@ -1,0 +1,1 @@
+"""Compressed networks as files; `zeromean.export` is the way in."""

@@ -1,0 +1,135 @@
+"""From a model to the graph of its modules, through torch.fx."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Collection
+from types import NoneType
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from zeromean.compression.graph import in_place
+from zeromean.compression.graph.edit import has_hooks, layer_of, name_nodes_, replace_node_
+from zeromean.compression.graph.operations import module_for
+from zeromean.compression.modules.adapters import RequireDim, SelectInputs
+from zeromean.compression.modules.batch_last import BatchLast
+from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
+from zeromean.layers.dropout.unit_noise import UnitScale
+from zeromean.layers.stochastic_module import StochasticModule
+
+
+def trace(model: nn.Module, given: Collection[str] = ()) -> fx.GraphModule:
+    """The graph of a model in eval mode, with modules in place of known functions.
+
+    Raises what torch.fx raises where a forward function depends on data, and ValueError where the
+    graph would not show what happens: hooks of the model itself, and activations changed in place
+    that are read elsewhere.
+
+    Args:
+        given: Names of the optional arguments that the graph takes; the others keep their defaults.
+    """
+    alone = is_leaf(model)
+    if alone:
+        model = nn.Sequential(model)
+    if has_hooks(model):
+        raise ValueError("the model has hooks of its own")
+    network = fx.GraphModule(model, _graph_of(model, given))
+    calls = Counter(node.target for node in network.graph.nodes if node.op == "call_module")
+    for node in network.graph.nodes:
+        if in_place.changes_what_others_read(network, node):
+            raise ValueError(f"{node} changes in place what something else reads too")
+        node.meta["called_again"] = calls[node.target] > 1
+        node.target = in_place.OPERATORS.get(node.target, node.target)
+        if node.target is getattr and node.args[1] == "shape":
+            node.op, node.target, node.args = "call_method", "size", node.args[:1]
+    name_nodes_(network, {"0": ""} if alone else {})
+    for node in list(network.graph.nodes):
+        module = module_for(node)
+        if module is not None:
+            replace_node_(network, node, module)
+    for node in list(network.graph.nodes):
+        layer = layer_of(network, node)
+        if isinstance(layer, (_DropoutNd, nn.Identity)) and not has_hooks(layer):
+            replace_node_(network, node, None)
+    network.graph.eliminate_dead_code()
+    return network
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module is one node of a graph; of others the graph shows what is inside."""
+    holder = isinstance(module, (nn.ParameterDict, nn.ParameterList))  # These are never called.
+    return not holder and _Tracer().is_leaf_module(module, "")
+
+
+def record_shapes_(network: fx.GraphModule, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Note the shape that the output of every node has for an example."""
+    arguments = inspect.signature(network.forward).bind(*args, **kwargs)
+    arguments.apply_defaults()
+    _ShapeRecorder(network, arguments.kwargs).run(*arguments.args)
+
+
+class _ShapeRecorder(fx.Interpreter):
+    def __init__(self, network: fx.GraphModule, keywords: dict[str, Any]):
+        super().__init__(network)
+        self.keywords = keywords
+
+    def placeholder(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if target.startswith("**"):
+            return self.keywords
+        return super().placeholder(target, args, kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            n.meta["shape"] = result.shape
+        return result
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, (StochasticModule, UnitScale, *_COMPRESSED)):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
+def _graph_of(model: nn.Module, given: Collection[str]) -> fx.Graph:
+    """The graph, without the arguments that keep their defaults.
+
+    As inputs of the graph they would not be what they are: `argument is None` would be false.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if name not in given and isinstance(parameter.default, (bool, int, float, str, NoneType))
+    }
+    graph = _Tracer().trace(model, concrete_args=defaults or None)
+    for node in list(graph.nodes):
+        # torch.fx asserts that they have their defaults, as inputs of names that end in a number.
+        if node.op == "placeholder" and node.target.lstrip("*") not in parameters:
+            _erase_with_users_(graph, node)
+    return graph
+
+
+def _erase_with_users_(graph: fx.Graph, node: fx.Node) -> None:
+    for user in list(node.users):
+        _erase_with_users_(graph, user)
+    graph.erase_node(node)
+
+
+def _method(function: Any) -> Any:
+    return lambda self, other: self.tracer.create_proxy(
+        "call_function", function, (self, other), {}
+    )
+
+
+_COMPRESSED = (SparseLinear, SparseConv2d, BatchLast, SelectInputs, RequireDim)
+# torch.fx takes x += y for x + y and does not show that it works in place.
+_METHODS = {f"__{function.__name__}__": _method(function) for function in in_place.OPERATORS}
+_Proxy = type("_Proxy", (fx.Proxy,), _METHODS)

@@ -1,0 +1,1 @@
+"""Modules that compressed networks are made of."""

@@ -1,0 +1,1 @@
+"""Changes of a graph that keep its outputs: fold, remove, multiply sparsely."""

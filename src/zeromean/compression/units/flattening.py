@@ -1,0 +1,98 @@
+"""Calls of view and reshape that are nothing but a Flatten."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx, nn
+
+from zeromean.compression.graph.edit import replace_node_
+from zeromean.compression.units.constants import units
+from zeromean.compression.units.layout import Units
+from zeromean.compression.units.roles import Role, concatenated_dim, features_behind, role_of
+
+
+def recognise_flattening_(network: fx.GraphModule) -> None:
+    """Replace views by modules that say what happens to the units."""
+    for node in list(network.graph.nodes):
+        if node.op == "call_method" and node.target in ("view", "reshape"):
+            module = _flatten_for(network, node)
+            if module is not None:
+                replace_node_(network, node, module)
+    network.graph.eliminate_dead_code()  # What asked for the sizes of tensors to flatten.
+
+
+def _flatten_for(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    source: Any = node.args[0]
+    sizes: Any = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        (sizes,) = sizes
+    if len(sizes) != 2 or node.kwargs:
+        return None
+    first, second = sizes
+    by_batch = isinstance(first, fx.Node) and _is_batch_size(network, first, source)
+    if by_batch and second == -1:
+        return nn.Flatten()
+    if not (by_batch or first == -1) or not isinstance(second, int):
+        return None
+    return _flatten_to(network, node, units(network).get(source), second)
+
+
+def _flatten_to(
+    network: fx.GraphModule, node: fx.Node, source: Units | None, features: int
+) -> nn.Module | None:
+    """For x.view(-1, features)."""
+    if source is None:
+        return None
+    if source.last:
+        return nn.Flatten(0, -2) if features == len(source) else None
+    if features_behind(network, node) != features or features % len(source):
+        return None
+    # It might cut objects into pieces. Without an example that shows it, the layer behind will
+    # refuse what Flatten makes of them.
+    shape = node.all_input_nodes[0].meta.get("shape")
+    return nn.Flatten() if shape is None or shape[1:].numel() == features else None
+
+
+def _is_batch_size(network: fx.GraphModule, size: Any, of: fx.Node) -> bool:
+    """x.size(0), x.size()[0] or x.shape[0], of a tensor that has its batch from x."""
+    if size.target is operator.getitem:
+        size, dim = size.args
+    else:
+        dim = size.args[1] if len(size.args) > 1 else size.kwargs.get("dim")
+    if not isinstance(size, fx.Node) or (size.op, size.target) != ("call_method", "size"):
+        return False
+    return dim == 0 and _have_one_batch(network, size.all_input_nodes[0], of)
+
+
+def _have_one_batch(network: fx.GraphModule, before: fx.Node, node: fx.Node) -> bool:
+    """Whether everything that a node is made from comes from another one, object by object."""
+    ahead, seen = [node], {before}
+    while ahead:
+        here = ahead.pop()
+        if here in seen:
+            continue
+        role = role_of(network, here)
+        if role not in _OBJECT_BY_OBJECT:
+            return False
+        if role is Role.CAT and not (concatenated_dim(here) == -1 or concatenated_dim(here) > 0):
+            return False  # More objects than before.
+        seen.add(here)
+        ahead.extend(here.all_input_nodes)
+    return True
+
+
+_OBJECT_BY_OBJECT = {
+    Role.AFFINE,
+    Role.DEPTHWISE,
+    Role.GROUPED,
+    Role.POINTWISE,
+    Role.NORM,
+    Role.SCALE,
+    Role.RESAMPLE,
+    Role.AVERAGE_POOL,
+    Role.FLATTEN,
+    Role.COMBINE,
+    Role.CAT,
+}

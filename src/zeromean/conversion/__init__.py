@@ -1,0 +1,1 @@
+"""Whole models: made stochastic, made plain, without their means."""

@@ -1,0 +1,8 @@
+"""Distributions of a weight, one a file: how it is drawn, its moments, what the KL term needs."""
+
+from zeromean.distributions.posteriors.additive import Additive
+from zeromean.distributions.posteriors.multiplicative import Multiplicative
+from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
+from zeromean.distributions.posteriors.zero_mean import ZeroMean
+
+__all__ = ["Additive", "Multiplicative", "Posterior", "PosteriorFactory", "ZeroMean"]

@@ -1,0 +1,113 @@
+"""Noise of its own for every weight, next to its mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zeromean.arguments import (
+    require_dtype,
+)
+from zeromean.distributions.noise import NoiseFamily, normal
+from zeromean.distributions.posteriors.posterior import (
+    Posterior,
+    WeightLayout,
+    _log_magnitude,
+    _require_finite,
+)
+from zeromean.functional.numerics import smallest_normal
+
+
+class Additive(Posterior):
+    """w = mean + σ · ε with a mean and a log-variance for every weight.
+
+    The gradient of the mean is free of the weight's own noise, which is what lets sparse
+    variational dropout learn large α. Molchanov et al. (2017).
+
+    Args:
+        log_variance: Initial log σ², the same for every weight. Default: −10.
+        log_alpha: Initial log(σ² / mean²) in its place: noise relative to each weight, so that
+            layers with large and small weights get as much of it.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int] | None = None,
+        *,
+        log_variance: float | None = None,
+        log_alpha: float | None = None,
+        noise: NoiseFamily = normal,
+        layout: WeightLayout = WeightLayout(),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(shape, noise, layout)
+        require_dtype(dtype)
+        if log_variance is not None and log_alpha is not None:
+            raise ValueError(
+                "The initial noise is either log_variance, the same for every weight, or "
+                f"log_alpha, relative to each; got {log_variance} and {log_alpha}."
+            )
+        self.initial_log_alpha = (
+            None if log_alpha is None else _require_finite("log_alpha", log_alpha)
+        )
+        self.initial_log_variance = _require_finite(
+            "log_variance", -10.0 if log_variance is None else log_variance
+        )
+        self.mean = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
+        self.log_variance = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        scale = (0.5 * self._look_up(self.log_variance, rows)).exp()
+        return self.mean_weight(rows), self.masked(scale, rows)
+
+    def mean_weight(self, rows: Tensor | None = None) -> Tensor:
+        return self.masked(self._look_up(self.mean, rows), rows)
+
+    def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        # Straight from the logarithm: exp and square would be two more passes over the weights.
+        variance = self._look_up(self.log_variance, rows).exp()
+        in_place = not torch.is_grad_enabled()
+        variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0, inplace=in_place)
+        return self.mean_weight(rows), self.masked(self.silenced(variance, rows), rows)
+
+    def log_variance_per_weight(self) -> Tensor:
+        return self.masked(self.log_variance, value=-math.inf)
+
+    def log_alpha_per_weight(self) -> Tensor:
+        log_alpha = self.log_variance - 2 * _log_magnitude(self.mean)
+        return self.masked(log_alpha, value=math.inf)
+
+    @torch.no_grad()
+    def clip_log_alpha_(self, low: float, high: float) -> None:
+        if self.log_variance.requires_grad:
+            log_alpha = self.log_alpha_per_weight()
+            # Pruned weights have no α to move.
+            self.log_variance.add_(self.masked(log_alpha.clamp(low, high) - log_alpha))
+
+    def reset_parameters(self) -> None:
+        self._initialize_like_torch_(self.mean)
+        self._reset_noise_()
+
+    def set_weight_(self, weight: Tensor) -> None:
+        with torch.no_grad():
+            self.mean.copy_(weight)
+        if self.initial_log_alpha is not None:
+            self._reset_noise_()
+
+    @torch.no_grad()
+    def _reset_noise_(self) -> None:
+        if self.initial_log_alpha is None:
+            nn.init.constant_(self.log_variance, self.initial_log_variance)
+            return
+        magnitude = self.mean.to(torch.promote_types(self.dtype, torch.float32)).abs()
+        typical = magnitude.square().mean().sqrt()
+        typical = torch.where(typical > 0, typical, self.initial_bound)
+        # A weight near zero gets a little noise too: without any it would hardly learn how much.
+        magnitude = magnitude.maximum(0.01 * typical)
+        self.log_variance.copy_(2 * magnitude.log() + self.initial_log_alpha)

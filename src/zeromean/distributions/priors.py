@@ -1,0 +1,203 @@
+"""What p(W) is, and the Kullback–Leibler divergence from a posterior to it.
+
+Priors are frozen values. Each gives `kl(posterior)`, the divergence summed over the weights, for
+normal noise: in closed form or by a smooth quadrature where there is one, else from one sample.
+
+The log-uniform prior is improper, so its KL is defined up to a constant; here it is 0 for a
+zero-mean posterior. ELBOs compare models under one prior, never across priors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from zeromean import functional
+from zeromean.arguments import require_choice, require_numbers
+from zeromean.distributions.posteriors.additive import Additive
+from zeromean.distributions.posteriors.multiplicative import Multiplicative
+from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.functional.numerics import wide
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """Anything with `kl(posterior)`."""
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        """KL(posterior ‖ prior), summed over the weights."""
+        ...
+
+
+@dataclass(frozen=True, init=False)
+class LogUniform:
+    """p(w) ∝ 1/|w|, the prior of variational dropout.
+
+    Args:
+        kl: "exact" (through Dawson's function, Hron et al. 2017), "approx" (the sigmoid fit of
+            Molchanov et al. 2017, off by up to 0.0094 nat a weight) or "sample" (one draw).
+    """
+
+    method: str
+
+    def __init__(self, kl: Literal["exact", "approx", "sample"] = "exact"):
+        require_choice("kl", kl, ("exact", "approx", "sample"))
+        object.__setattr__(self, "method", kl)
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        if not posterior.has_mean:
+            return _zero(posterior)
+        if self.method == "sample":
+            return _log_uniform_sample(posterior)
+        if self.method == "approx":
+            return _sum_over_alpha(functional.log_uniform_kl_approx, posterior)
+        if isinstance(posterior, Additive):
+            return functional.log_uniform_kl_sum(
+                _of_random(posterior, posterior.masked(posterior.mean)),
+                _of_random(posterior, posterior.log_variance),
+            )
+        return _sum_over_alpha(_exact_log_uniform_kl, posterior)
+
+    def __repr__(self) -> str:
+        return f"LogUniform(kl={self.method!r})"
+
+
+@dataclass(frozen=True, init=False)
+class StudentT:
+    """Student's t with `df` degrees of freedom: a proper prior that tends to LogUniform.
+
+    The constant is fixed so that df → 0 gives LogUniform's KL; a normalised density would add
+    −log df − 1.36 there, about 35 nat a weight at the default. Neklyudov et al. (2019),
+    equation 10.
+
+    Args:
+        df: Degrees of freedom.
+        kl: "quadrature" (smooth, deterministic) or "sample" (one draw, as the paper did; its
+            gradient is very noisy where α is large).
+    """
+
+    df: float
+    method: str
+
+    def __init__(self, df: float = 1e-16, kl: Literal["quadrature", "sample"] = "quadrature"):
+        require_numbers(df=df)
+        require_choice("kl", kl, ("quadrature", "sample"))
+        if not 0 < df < math.inf:
+            raise ValueError(f"StudentT needs df > 0, got {df}; for the limit 0 use LogUniform().")
+        object.__setattr__(self, "df", float(df))
+        object.__setattr__(self, "method", kl)
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        if self.method == "sample":
+            mean, scale, log_variance = _moments(posterior)
+            noise = posterior.noise(scale)
+            kl = functional.student_t_kl_sample(mean, log_variance, self.df, noise)
+            return _total(posterior, kl)
+        mean, _, log_variance = _moments(posterior)
+        return _total(posterior, functional.student_t_kl(mean, log_variance, self.df))
+
+    def __repr__(self) -> str:
+        return f"StudentT(df={self.df:g}, kl={self.method!r})"
+
+
+@dataclass(frozen=True)
+class ARD:
+    """Automatic relevance determination: N(0, λ²) with a λ for every weight, at its optimum.
+
+    The best λ² is mean² + variance, which leaves KL = ½ log(1 + 1/α). (The paper's equation 11
+    lacks the ½.)
+    """
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        if not posterior.has_mean:
+            return _zero(posterior)
+        return _sum_over_alpha(functional.ard_kl, posterior)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(0, scale²).
+
+    Args:
+        scale: Standard deviation.
+        learn: Empirical Bayes: use the best common scale² of each layer, the average of
+            mean² + variance over its weights, in place of `scale`.
+    """
+
+    scale: float = 1.0
+    learn: bool = False
+
+    def __post_init__(self):
+        require_numbers(scale=self.scale)
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"Normal needs a scale > 0, got {self.scale}.")
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        mean, deviation, log_variance = _moments(posterior)
+        scale = torch.as_tensor(self.scale, dtype=deviation.dtype, device=deviation.device)
+        if self.learn:
+            second_moment = deviation.square()
+            if mean is not None:
+                second_moment = second_moment + mean.square()
+            average = _total(posterior, second_moment) / _num_random(posterior)
+            scale = average.clamp_min(torch.finfo(scale.dtype).tiny).sqrt()
+        return _total(posterior, functional.normal_kl(mean, log_variance, scale))
+
+
+def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
+    return functional.log_uniform_kl((-log_alpha).exp())
+
+
+def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Tensor:
+    """Sum over the weights of a KL that depends on α alone: one evaluation for every α.
+
+    It is zero at α = ∞, which is where pruned weights stand.
+    """
+    if isinstance(posterior, Multiplicative) and posterior.share != "weight":
+        if posterior.mask is None:
+            return kl(wide(posterior.log_alpha)).sum() * posterior.weights_per_alpha
+    return kl(_of_random(posterior, posterior.log_alpha_per_weight())).sum()
+
+
+def _log_uniform_sample(posterior: Posterior) -> Tensor:
+    mean, scale, log_variance = _moments(posterior)
+    if isinstance(posterior, Multiplicative):
+        # Only α counts, which here is a parameter: no 0 / 0 where a mean is zero.
+        mean = torch.ones_like(scale)
+        log_variance = wide(posterior.masked(posterior.log_alpha_per_weight()))
+    noise = posterior.noise(scale)
+    return _total(posterior, functional.log_uniform_kl_sample(mean, log_variance, noise))
+
+
+def _moments(posterior: Posterior) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Mean (None: zero), signed standard deviation and log-variance of every weight.
+
+    All are finite: pruned weights, which `_total` leaves out, have log-variance 0.
+    """
+    mean, scale = posterior.mean_and_scale()
+    log_variance = posterior.masked(posterior.log_variance_per_weight())
+    return None if mean is None else wide(mean), wide(scale), wide(log_variance)
+
+
+def _total(posterior: Posterior, per_weight: Tensor) -> Tensor:
+    """Sum over the weights that are random: not pruned, not in the noiseless row."""
+    return posterior.counted(posterior.masked(per_weight)).sum()
+
+
+def _num_random(posterior: Posterior) -> int | Tensor:
+    if posterior.mask is None:
+        return posterior.num_random
+    return posterior.counted(posterior.mask).sum().clamp_min(1)
+
+
+def _of_random(posterior: Posterior, per_weight: Tensor) -> Tensor:
+    return wide(posterior.counted(per_weight))
+
+
+def _zero(posterior: Posterior) -> Tensor:
+    return wide(torch.zeros((), dtype=posterior.dtype, device=posterior.device))

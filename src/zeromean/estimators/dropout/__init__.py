@@ -1,0 +1,1 @@
+"""Relevance by variational dropout: the search over means and variances."""

@@ -1,0 +1,1 @@
+"""Relevance by evidence: the search over sets of features."""

@@ -1,0 +1,1 @@
+"""What the data say of the weights, as a function of them."""

@@ -1,0 +1,1 @@
+"""Rows of data, from memory, chunks or Dask, and the sums over them."""

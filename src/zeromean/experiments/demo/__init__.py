@@ -1,0 +1,147 @@
+"""`zeromean demo`: what a variance network is, shown on small data in about a minute.
+
+Read `digits.py` for how to build and evaluate one, `training.py` for how to train it, and `toy.py`
+for what happens inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import nn
+
+import zeromean as zm
+from zeromean.data import toy_points
+from zeromean.experiments.demo import digits, pictures, toy
+from zeromean.experiments.demo.training import train
+from zeromean.models.toy import toy_network
+from zeromean.prediction.predictive import PredictiveUncertainty
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much work the demo does."""
+
+    digits_epochs: int = 40
+    toy_epochs: int = 300
+    toy_points: int = 500
+    """Points of each class."""
+    toy_networks: int = 2
+    """Initializations of the toy network: Figure 1 shows two."""
+    draws: int = 10
+    """Repetitions of every random evaluation."""
+    num_samples: int = 50
+    """Samples that are averaged at most."""
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """The numbers behind the table and the pictures."""
+
+    accuracies: dict[str, digits.Accuracies]
+    uncertainties: dict[str, PredictiveUncertainty]
+    encodings: list[toy.Encoding]
+    pictures: list[Path]
+
+
+def run_demo(
+    output: Path, *, seed: int = 0, sizes: Sizes = Sizes(), console: Console | None = None
+) -> DemoResult:
+    """Train, evaluate, draw, and say where the pictures are.
+
+    Args:
+        output: A folder that exists.
+        seed: Makes every number reproducible, without touching torch's global generator.
+        console: Where the table goes; the progress bar goes to stderr.
+    """
+    console = console or Console()
+    with (
+        torch.random.fork_rng(devices=[]),
+        Progress(console=Console(stderr=True, quiet=console.quiet)) as progress,
+    ):
+        data = digits.load()
+        networks = {kind: _train_digits(kind, data, seed, sizes, progress) for kind in digits.KINDS}
+        toys = [_train_toy(seed + i, sizes, progress) for i in range(sizes.toy_networks)]
+
+        torch.manual_seed(seed)
+        accuracies = {
+            kind: digits.evaluate(
+                model,
+                data.test_images,
+                data.test_labels,
+                draws=sizes.draws,
+                num_samples=sizes.num_samples,
+            )
+            for kind, model in networks.items()
+        }
+        images = {"test digits": data.test_images, **digits.foreign_images(data.test_images)}
+        uncertainties = {
+            name: zm.predictive_uncertainty(networks["variance"], kind, sizes.num_samples)
+            for name, kind in images.items()
+        }
+        encodings = [toy.encode(model, *toy_points(sizes.toy_points)) for model in toys]
+
+    figures = {
+        "accuracy.png": pictures.draw_accuracy(accuracies),
+        "uncertainty.png": pictures.draw_uncertainty(images, uncertainties),
+        "toy.png": pictures.draw_toy(encodings),
+    }
+    paths = [pictures.save(figure, output / name) for name, figure in figures.items()]
+    console.print(_table(accuracies))
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True, highlight=False, markup=False)
+    return DemoResult(accuracies, uncertainties, encodings, paths)
+
+
+def _train_digits(
+    kind: str, data: digits.Digits, seed: int, sizes: Sizes, progress: Progress
+) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = digits.build_network(kind)
+    train(
+        model,
+        data.train_images,
+        data.train_labels,
+        epochs=sizes.digits_epochs,
+        lr=1e-2,
+        batch_size=100,
+        progress=progress,
+        description=f"digits, {kind}",
+    )
+    return model
+
+
+def _train_toy(seed: int, sizes: Sizes, progress: Progress) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = toy_network()
+    points, labels = toy_points(sizes.toy_points)
+    train(
+        model,
+        points,
+        labels,
+        epochs=sizes.toy_epochs,
+        lr=1e-3,
+        batch_size=200,
+        progress=progress,
+        description=f"toy problem, seed {seed}",
+    )
+    return model
+
+
+def _table(accuracies: dict[str, digits.Accuracies]) -> Table:
+    table = Table(title="Test accuracy on digits, %", caption="± standard deviation over draws")
+    for heading in ("network", "one sample", "mean propagation", "20 samples"):
+        table.add_column(heading, justify="left" if heading == "network" else "right")
+    for name, result in accuracies.items():
+        table.add_row(
+            name,
+            f"{result.one_sample.mean():.1f} ± {result.one_sample.std():.1f}",
+            f"{result.mean:.1f}",
+            f"{result.twenty_samples.mean():.1f} ± {result.twenty_samples.std():.1f}",
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Molchanov & Ashuha (2016), the talk: sparse linear models."""

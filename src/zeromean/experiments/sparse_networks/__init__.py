@@ -1,0 +1,1 @@
+"""Lectures on Bayesian networks: sparse variational dropout."""

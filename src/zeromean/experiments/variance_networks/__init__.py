@@ -1,0 +1,1 @@
+"""Neklyudov et al. (2019), Variance networks, and its poster."""

@@ -1,0 +1,1 @@
+"""Files that are whole or not there: how they are written, locked, checked and read."""

@@ -1,0 +1,298 @@
+"""Saving and loading models without pickle: safetensors with the layers' settings in its header.
+
+A file holds the state dict, a format version and, for every stochastic layer, what would rebuild
+it. The architecture itself stays code: `load` fills a model of the same architecture, plain or
+stochastic.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zeromean.arguments import require_model
+from zeromean.conversion.twins import plain_layer, plain_recurrent, recurrent_twin, stochastic_twin
+from zeromean.distributions.noise import NOISES
+from zeromean.distributions.posteriors.additive import Additive
+from zeromean.distributions.posteriors.multiplicative import Multiplicative
+from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
+from zeromean.distributions.posteriors.zero_mean import ZeroMean
+from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
+from zeromean.files.safetensors import (
+    _without_aliases,
+    damaged_header,
+    parse_header,
+    read_safetensors,
+    write_safetensors,
+)
+from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+from zeromean.layers.embedding import Embedding
+from zeromean.layers.linear import Linear
+from zeromean.layers.recurrent import GRU, LSTM, RecurrentLayer
+from zeromean.layers.stochastic_layer import StochasticLayer
+from zeromean.layers.stochastic_module import own_sampler, stochastic_modules
+from zeromean.layers.surgery import replace_modules_
+from zeromean.prediction.randomness import forked_generators
+from zeromean.samplers.sampler import SAMPLERS
+
+# 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
+# 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
+FORMAT_VERSION = 4
+_HEADER = "zeromean"
+_LAYERS = {
+    cls.__name__: cls for cls in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
+}
+_RECURRENT_LAYERS = {cls.__name__: cls for cls in (LSTM, GRU)}
+_POSTERIORS = {cls.__name__: cls for cls in (ZeroMean, Multiplicative, Additive)}
+_PRIORS = {cls.__name__: cls for cls in (LogUniform, StudentT, ARD, Normal)}
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model's parameters, buffers and stochastic settings to a safetensors file.
+
+    What is shared is written once, and is shared again after `load`: whole posteriors, and single
+    parameters that were tied by hand, such as one log α of several layers.
+
+    The file appears under its name only when it is complete.
+    """
+    require_model(model)
+    tensors, aliases = _without_aliases(model.state_dict())
+    header = {
+        "format_version": _oldest_reader(model),
+        "aliases": aliases,
+        "layers": _describe_layers(model),
+        "shared_posteriors": _shared_posteriors(model),
+    }
+    write_safetensors(path, tensors, {_HEADER: json.dumps(header)})
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """A copy of the model with the parameters and the stochastic layers of a saved one.
+
+    As with `load_state_dict`, device and dtype are those of the given model, but those of the file
+    where that one is on the meta device. The global generator is not touched. Parameters that were
+    one when the file was saved are one again.
+
+    Args:
+        path: A file that `zm.save` wrote.
+        model: A model of the same architecture: the plain one, or the stochastic one. It is left
+            as it is.
+    """
+    require_model(model)
+    text, tensors = read_safetensors(path, _HEADER, "zm.save")
+    model = copy.deepcopy(model)
+    header = parse_header(text, path, FORMAT_VERSION)
+    try:
+        aliases = {name: tensors[target] for name, target in header["aliases"].items()}
+        with forked_generators(model):  # New layers draw initial values.
+            model = _rebuild_layers_(model, header["layers"], path)
+        _share_posteriors_(model, header.get("shared_posteriors", {}))
+        _tie_(model, header["aliases"])
+    except _OtherModelError:
+        raise
+    except Exception as error:  # What a header can say wrong ends in errors of every kind.
+        raise damaged_header(path, error) from error
+    # A model on the meta device has nothing to copy into.
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    state = {**tensors, **aliases}
+    _refuse_other_ties(model, state, path)
+    try:
+        model.load_state_dict(_tied_as_in(model, state) if on_meta else state, assign=on_meta)
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds a model of another architecture: {error}") from error
+    return model
+
+
+def _shared_posteriors(model: nn.Module) -> dict[str, str]:
+    """Further names of posteriors, and the first one of each."""
+    first: dict[Posterior, str] = {}
+    shared: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Posterior) and first.setdefault(module, name) != name:
+            shared[name] = first[module]
+    return shared
+
+
+def _share_posteriors_(model: nn.Module, shared: dict[str, str]) -> None:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, other in shared.items():
+        owner, _, attribute = name.rpartition(".")
+        posterior = modules.get(other)
+        # What is missing, load_state_dict will name.
+        if owner in modules and isinstance(posterior, Posterior):
+            modules[owner].add_module(attribute, posterior)
+
+
+def _tie_(model: nn.Module, aliases: dict[str, str]) -> None:
+    """Let names that stood for one tensor in the saved model stand for one again."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, other in aliases.items():
+        (owner, _, attribute), (target, _, original) = (n.rpartition(".") for n in (name, other))
+        if owner not in modules or target not in modules:
+            continue  # load_state_dict will name it.
+        for kind in ("_parameters", "_buffers"):
+            mine, theirs = (getattr(modules[module], kind) for module in (owner, target))
+            if mine.get(attribute) is not None and theirs.get(original) is not None:
+                mine[attribute] = theirs[original]
+
+
+def _refuse_other_ties(model: nn.Module, state: dict[str, Tensor], path: Any) -> None:
+    """Refuse one parameter for names that have different values: the last would win."""
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(parameter, name)
+        if name in state and other in state and not torch.equal(state[name], state[other]):
+            raise ValueError(
+                f"The model has one parameter for {other} and {name}, but {path} holds different "
+                "values for them; build the architecture that was saved, with nothing tied that "
+                "was not."
+            )
+
+
+def _tied_as_in(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state with one parameter for names that share one in the model.
+
+    Assigned tensors would become a parameter each, which an optimizer would step one by one.
+    """
+    parameters: dict[nn.Parameter, nn.Parameter] = {}
+    tied = dict(state)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in state:
+            new = nn.Parameter(state[name], requires_grad=parameter.requires_grad)
+            tied[name] = parameters.setdefault(parameter, new)
+    return tied
+
+
+class _OtherModelError(ValueError):
+    """A file and the model that it is to fill are of different architectures."""
+
+
+def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
+    layers: dict[str, dict[str, Any]] = {}
+    owners: dict[Posterior, str] = {}
+    for name, layer in stochastic_modules(model).items():
+        if isinstance(layer, RecurrentLayer):
+            layers[name] = _describe_recurrent(layer, name)
+        if not isinstance(layer, StochasticLayer):
+            continue  # Noise on units stands in the code of the architecture.
+        posterior = layer.weight
+        layers[name] = {
+            "layer": _name_of(type(layer), _LAYERS, "layer class", name),
+            **_describe_posterior(posterior, name),
+            "prior": _describe_prior(layer.prior, name),
+            "sampler": _name_of(own_sampler(layer), SAMPLERS, "sampler", name),
+            "tied_to": owners.get(posterior),
+        }
+        owners.setdefault(posterior, name)
+    return layers
+
+
+def _describe_recurrent(layer: RecurrentLayer, name: str) -> dict[str, Any]:
+    first, *others = (_describe_posterior(p, name) for p in layer.posteriors().values())
+    if any(other != first for other in others):
+        raise ValueError(
+            f"Layer {name} has posteriors of several kinds, which a file cannot describe; save "
+            "model.state_dict() instead."
+        )
+    kind = _name_of(type(layer), _RECURRENT_LAYERS, "layer class", name)
+    return {"layer": kind, **first, "prior": _describe_prior(layer.prior, name)}
+
+
+def _describe_posterior(posterior: Posterior, layer: str) -> dict[str, Any]:
+    settings = {
+        "posterior": _name_of(type(posterior), _POSTERIORS, "posterior", layer),
+        "noise": _name_of(posterior.noise, NOISES, "noise", layer),
+    }
+    if isinstance(posterior, Multiplicative):
+        settings["share"] = posterior.share
+    return settings
+
+
+def _describe_prior(prior: Prior | None, layer: str) -> dict[str, Any] | None:
+    if prior is None:
+        return None
+    name = _name_of(type(prior), _PRIORS, "prior", layer)
+    fields = asdict(prior)  # pyright: ignore[reportArgumentType]
+    # JSON does not know numpy's numbers.
+    settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in fields.items()}
+    if "method" in settings:
+        settings["kl"] = settings.pop("method")
+    return {"name": name, **settings}
+
+
+def _name_of(value: Any, registry: dict[str, Any], what: str, layer: str) -> str:
+    for name, known in registry.items():
+        if value is known:
+            return name
+    raise ValueError(
+        f"Layer {layer} has a {what} of its own, {value!r}, which a file cannot describe; "
+        "save model.state_dict() instead."
+    )
+
+
+def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.Module:
+    modules = dict(model.named_modules())
+    replacements: dict[nn.Module, nn.Module] = {}
+    rebuilt: dict[str, Any] = {}
+    drawn: dict[Posterior, nn.Parameter] = {}
+    of_recurrent: dict[Any, Posterior] = {}  # Recurrent layers are tied as those of the model are.
+    for name, settings in layers.items():
+        found = module = modules.get(name)
+        if isinstance(found, StochasticLayer):
+            module = plain_layer(name, found, "sample", {})
+        elif isinstance(found, RecurrentLayer):
+            module = plain_recurrent(name, found, "sample", drawn)
+        if found is None or type(module) is not getattr(nn, settings["layer"]):
+            raise _OtherModelError(
+                f"{path} needs a {settings['layer']} at {name!r}, but the model has "
+                f"{'nothing' if found is None else type(found).__name__} there; build the "
+                "architecture that was saved."
+            )
+        if isinstance(module, nn.RNNBase):
+            rebuilt[name] = replacements[found] = recurrent_twin(
+                module, _posterior(settings), _prior(settings["prior"]), of_recurrent
+            )
+            continue
+        tied_to = settings["tied_to"]
+        rebuilt[name] = replacements[found] = stochastic_twin(
+            name,
+            module,
+            _posterior(settings),
+            _prior(settings["prior"]),
+            SAMPLERS[settings["sampler"]],
+            tied=None if tied_to is None else rebuilt[tied_to].weight,
+        )
+    return replace_modules_(model, replacements)
+
+
+def _posterior(settings: dict[str, Any]) -> PosteriorFactory:
+    options = {"share": settings["share"]} if "share" in settings else {}
+    return partial(_POSTERIORS[settings["posterior"]], noise=NOISES[settings["noise"]], **options)
+
+
+def _prior(settings: dict[str, Any] | None) -> Prior | None:
+    if settings is None:
+        return None
+    arguments = {key: value for key, value in settings.items() if key != "name"}
+    return _PRIORS[settings["name"]](**arguments)
+
+
+def _oldest_reader(model: nn.Module) -> int:
+    """The oldest version that can read the file of a model."""
+    owners: dict[nn.Parameter, Posterior] = {}
+    for module in model.modules():
+        if isinstance(module, Posterior):
+            if any(owners.setdefault(p, module) is not module for p in module.parameters()):
+                return 4
+    if any(isinstance(m, RecurrentLayer) for m in model.modules()):
+        return 3
+    masked = any(isinstance(m, Posterior) and m.mask is not None for m in model.modules())
+    return 2 if masked else 1

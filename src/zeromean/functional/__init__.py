@@ -1,0 +1,38 @@
+"""Pure tensor maths: KL terms, and functions that hold at the ends of floating point."""
+
+from zeromean.functional.kl import (
+    HALF_LOG_MOMENT,
+    ard_kl,
+    log_uniform_kl,
+    log_uniform_kl_approx,
+    log_uniform_kl_sample,
+    log_uniform_kl_sum,
+    normal_kl,
+)
+from zeromean.functional.numerics import (
+    can_branch,
+    dawson,
+    log_mean_exp,
+    safe_sqrt,
+    smallest_normal,
+    wide,
+)
+from zeromean.functional.student_t import student_t_kl, student_t_kl_sample
+
+__all__ = [
+    "HALF_LOG_MOMENT",
+    "ard_kl",
+    "can_branch",
+    "dawson",
+    "log_mean_exp",
+    "log_uniform_kl",
+    "log_uniform_kl_approx",
+    "log_uniform_kl_sample",
+    "log_uniform_kl_sum",
+    "normal_kl",
+    "safe_sqrt",
+    "smallest_normal",
+    "student_t_kl",
+    "student_t_kl_sample",
+    "wide",
+]

@@ -1,0 +1,193 @@
+"""What layers with a random weight have in common: a posterior, a prior and a sampler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.arguments import (
+    nearest,
+    require_dtype,
+    require_function,
+    require_model,
+    shown,
+)
+from zeromean.distributions.noise import normal
+from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
+from zeromean.distributions.priors import LogUniform, Prior
+from zeromean.layers.stochastic_module import StochasticModule, own_sampler
+from zeromean.samplers.linear_maps import LinearMap
+from zeromean.samplers.outputs import local
+from zeromean.samplers.sampler import SAMPLERS, Sampler
+from zeromean.samplers.weights import auto, weight
+
+PriorChoice = Prior | None | Literal["default"]
+SamplerChoice = Sampler | Literal["default"]
+
+
+class StochasticLayer(StochasticModule):
+    """A linear map with a random weight and a deterministic bias.
+
+    Args:
+        posterior: The distribution of the weight.
+        bias_size: Length of the bias, None for none.
+        prior: What the KL term compares the posterior with, None for no KL term.
+            Default: LogUniform() for normal noise, None for other noise.
+        sampler: How an output is drawn. Default: `zm.local` for normal noise, else `zm.weight`.
+    """
+
+    torch_twin: Callable[..., Any]
+    weight: Posterior
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        bias_size: int | None,
+        prior: PriorChoice,
+        sampler: SamplerChoice,
+    ):
+        super().__init__()
+        self.weight = posterior
+        self.prior = checked_prior(prior, posterior)
+        self.sampler = checked_sampler(sampler, posterior)
+        bias = None
+        if bias_size is not None:
+            bias = nn.Parameter(
+                torch.empty(bias_size, device=posterior.device, dtype=posterior.dtype)
+            )
+        self.register_parameter("bias", bias)
+        self._reset_bias()
+
+    def linear_map(self) -> LinearMap:
+        """The map that `forward` applies to the prepared input."""
+        raise NotImplementedError
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Check an input and bring it into the form that the linear map takes."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.sampler(self.linear_map(), self.prepare(input), self.weight, self.bias)
+
+    def plain_twin(self) -> nn.Module:
+        """torch's layer of the same geometry, on the meta device."""
+        raise NotImplementedError
+
+    def accepted_sampler(self, sampler: Sampler) -> Sampler:
+        if sampler is auto and own_sampler(self) is not local:
+            # What another sampler has trained may not be drawn in any other way.
+            return own_sampler(self)
+        return checked_sampler(sampler, self.weight)
+
+    def distributions(self) -> dict[str, nn.Module]:
+        return {"weight": self.weight}
+
+    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
+        return {} if self.prior is None else {self.weight: partial(self.prior.kl, self.weight)}
+
+    def reset_parameters(self) -> None:
+        self.weight.reset_parameters()
+        self._reset_bias()
+
+    def _reset_bias(self) -> None:
+        if self.bias is not None:
+            bound = self.weight.initial_bound
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"bias={self.bias is not None}, prior={self.prior}, sampler={_name(self.sampler)}"
+
+
+def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
+    """The sampler, or an error where its theory does not cover the posterior."""
+    if isinstance(sampler, str) and sampler == "default":
+        return local if posterior.noise is normal else weight
+    require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
+    assert not isinstance(sampler, str)
+    if sampler is local and posterior.noise is not normal:
+        raise ValueError(
+            f"zm.local needs normal noise, got {_name(posterior.noise)}; use sampler=zm.weight, or "
+            "zm.moment_matched for its normal approximation."
+        )
+    return sampler
+
+
+def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
+    """The prior, or an error where its KL does not cover the posterior."""
+    if isinstance(prior, str) and prior == "default":
+        return LogUniform() if posterior.noise is normal else None
+    if prior is None:
+        return None
+    if isinstance(prior, type) or not isinstance(prior, Prior):
+        raise TypeError(
+            f"prior must have a method kl(posterior), got {shown(prior)}; use {_prior_hint(prior)}."
+        )
+    if posterior.noise is not normal:
+        raise ValueError(
+            f"The KL of {prior} needs normal noise, got {_name(posterior.noise)}; use prior=None."
+        )
+    return prior
+
+
+def build_posterior(factory: PosteriorFactory, shape: Sequence[int], **options: Any) -> Posterior:
+    """The posterior that a factory makes for a weight of this shape."""
+    require_factory(factory)
+    require_dtype(options.get("dtype"))
+    try:
+        inspect.signature(factory).bind(shape, **options)
+    except TypeError as error:
+        wanted = ", ".join(["shape", *(f"{name}=…" for name in options)])
+        raise TypeError(
+            f"posterior is called as posterior({wanted}), which {shown(factory)} does not take: "
+            f"{error}."
+        ) from error
+    except ValueError:
+        pass  # What is written in C does not say what it takes.
+    posterior = factory(shape, **options)
+    if not isinstance(posterior, Posterior):
+        raise TypeError(
+            f"posterior must make a zm.Posterior, but {shown(factory)} made {shown(posterior)}; "
+            "use a class such as zm.Additive, or functools.partial of one."
+        )
+    return posterior
+
+
+def require_factory(factory: Any) -> None:
+    """Refuse what is not a posterior class or a function that makes one."""
+    of_class = isinstance(factory, type) and issubclass(factory, Posterior)
+    if (
+        isinstance(factory, nn.Module)
+        or not callable(factory)
+        or (isinstance(factory, type) and not of_class)
+    ):
+        raise TypeError(
+            "posterior must be a class such as zm.Additive, or functools.partial of one, got "
+            f"{shown(factory)}; use {nearest(factory, _POSTERIORS)}."
+        )
+
+
+def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
+    """The layers with one random weight by name, shared ones once: not LSTM and GRU."""
+    require_model(model)
+    return {n: m for n, m in model.named_modules() if isinstance(m, StochasticLayer)}
+
+
+def _prior_hint(prior: Any) -> str:
+    if isinstance(prior, type) and isinstance(prior, Prior):
+        return f"an instance: {prior.__name__}()"
+    found = nearest(prior, _PRIORS)
+    return f"{found}()" if " or " not in found else "zm." + "(), zm.".join(_PRIORS) + "() or None"
+
+
+_POSTERIORS = ("ZeroMean", "Multiplicative", "Additive")
+_PRIORS = ("LogUniform", "StudentT", "ARD", "Normal")
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", repr(function))

@@ -1,0 +1,16 @@
+"""How op(x, W) is drawn: by its own distribution, or by drawing W."""
+
+from zeromean.samplers.outputs import local, moment_matched
+from zeromean.samplers.sampler import SAMPLERS, Sampler
+from zeromean.samplers.weights import auto, flipout, mean, weight
+
+__all__ = [
+    "SAMPLERS",
+    "Sampler",
+    "auto",
+    "flipout",
+    "local",
+    "mean",
+    "moment_matched",
+    "weight",
+]

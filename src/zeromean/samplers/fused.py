@@ -1,0 +1,149 @@
+"""Local reparameterization with few passes and little memory: the fast twin of `samplers.local`.
+
+It draws from the same distribution and has the same gradients as `samplers.plain_local`, which is
+its reference, and which runs wherever a custom autograd function would stand in the way: under
+torch.compile, torch.export, torch.func transforms and autocast, and without gradients. The same
+seed gives both the same noise, since checkpointing runs a layer once without gradients and once
+with them. With ε the noise and v the variance of the outputs,
+
+    output = op(x, mean) + ε·√v = op(x, mean) + r·v,    r = ε/√v,
+
+so that r is all that the backward pass needs beyond what a deterministic layer keeps:
+
+    ∂x = opᵀ(g, mean) + x·opᵀ(g·r, scale²),    ∂scale = scale·op_w(g·r, x²)
+
+(the ½ of the square root cancels the 2 of the squares).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from zeromean.distributions.posteriors.posterior import Posterior, flushed
+from zeromean.functional.numerics import can_branch, safe_sqrt
+from zeromean.samplers.linear_maps import Convolution, Dense, LinearMap, arranged, squared
+
+# Chunks of three tensors fit a core's second-level cache.
+_CHUNK = 2**16
+# torch draws fewer normal numbers than this by another algorithm, which gives other numbers.
+_FEWEST = 16
+
+
+def can_fuse(op: LinearMap, x: Tensor) -> bool:
+    """Whether autograd is recording in plain eager mode, which is what the fused version is for."""
+    return (
+        isinstance(op, (Dense, Convolution))
+        and x.dtype in (torch.float32, torch.float64)
+        and x.device.type != "meta"
+        and torch.is_grad_enabled()
+        and can_branch()
+        and forward_ad._current_level < 0
+        and not torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def draw_local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
+    """Draw op(x, W) + bias by local reparameterization."""
+    mean, scale = posterior.mean_and_scale()
+    return _DrawLocal.apply(op, x, mean, posterior.silenced(scale), bias)
+
+
+class _DrawLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        op: Dense | Convolution,
+        x: Tensor,
+        mean: Tensor | None,
+        scale: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        ctx.op = op
+        ctx.memory_format = memory_format = op.better_format(x, scale.shape)
+        inputs = arranged(x, memory_format)
+        variance = op(squared(inputs), arranged(flushed(scale).square(), memory_format))
+        output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)
+        if output is not None and output.stride() != variance.stride():
+            # A weight in channels_last can decide the format of one product and not of the other.
+            variance = torch.empty_like(output).copy_(variance)
+        output = _add_noise_(output, variance)
+        if mean is None and bias is not None:
+            output.add_(op.align_bias(bias))
+        ctx.save_for_backward(x, mean, scale, variance)
+        return output if memory_format is None else output.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        op: Dense | Convolution = ctx.op
+        x, mean, scale, ratio = ctx.saved_tensors
+        _, needs_x, needs_mean, needs_scale, needs_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            # Someone will differentiate the gradient, so r has to be a function of x and scale.
+            std = safe_sqrt(op(x.square(), flushed(scale).square()))
+            positive = std > 0
+            noise = (ratio * std).detach()
+            ratio = torch.where(positive, noise / torch.where(positive, std, 1.0), 0.0)
+        inputs, grad = arranged(x, ctx.memory_format), arranged(grad, ctx.memory_format)
+        alive = flushed(scale)
+        variance = arranged(alive.square(), ctx.memory_format)
+        grad_x, grad_scale = op.pull_back(
+            grad * ratio, squared(inputs), variance, (needs_x, needs_scale)
+        )
+        grad_mean = None
+        if grad_x is not None:
+            grad_x = grad_x * inputs
+        if grad_scale is not None:
+            grad_scale = grad_scale * alive
+        if mean is not None:
+            weight = arranged(mean, ctx.memory_format)
+            through_mean, grad_mean = op.pull_back(grad, inputs, weight, (needs_x, needs_mean))
+            if grad_x is not None and through_mean is not None:
+                grad_x = grad_x + through_mean
+        if grad_x is not None and ctx.memory_format is not None:
+            grad_x = grad_x.contiguous()
+        grad_bias = op.sum_to_bias(grad) if needs_bias else None
+        return None, grad_x, grad_mean, grad_scale, grad_bias
+
+
+def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
+    """Add ε·√v to the output in place (None is zero), and turn the variance into r = ε/√v.
+
+    Chunk by chunk, so that the chain of element-wise operations stays in the cache and needs no
+    temporary tensor of the size of the output.
+    """
+    result = torch.empty_like(variance) if output is None else output
+    tiny = torch.finfo(variance.dtype).tiny
+    # Elsewhere, several launches are slow, and draw other numbers than the one without gradients.
+    on_cpu = variance.device.type == "cpu"
+    sizes = _chunk_sizes(variance.numel()) if on_cpu else [variance.numel()]
+    inverse_std, ratio = variance.new_empty(2, max(sizes)).unbind()
+    for out, v in zip(*(_in_memory(t).split(sizes) for t in (result, variance)), strict=True):
+        if v.numel() < ratio.numel():
+            inverse_std, ratio = inverse_std[: v.numel()], ratio[: v.numel()]
+        # rsqrt(inf) = 0: no variance, no noise and no gradient.
+        torch.threshold(v, tiny, math.inf, out=inverse_std).rsqrt_()
+        ratio.normal_().mul_(inverse_std)
+        if output is None:
+            torch.mul(ratio, v, out=out)
+        else:
+            out.addcmul_(ratio, v)
+        v.copy_(ratio)
+    return result
+
+
+def _chunk_sizes(number: int) -> list[int]:
+    """Sizes of chunks, none so small that torch would draw its noise in another way."""
+    whole, rest = divmod(number, _CHUNK)
+    if whole and rest < _FEWEST:
+        return [*[_CHUNK] * (whole - 1), _CHUNK + rest]
+    return [*[_CHUNK] * whole, rest]
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """A dense tensor as a vector, in the order of its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,0 +1,199 @@
+"""The evidence lower bound as a Lightning module."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zeromean.arguments import require_integer, require_model, shown
+from zeromean.compression.prune import prune_, require_prunable
+from zeromean.prediction.probabilities import require_logits
+from zeromean.training.collapse import CollapseWatch
+from zeromean.training.config import TrainingConfig
+from zeromean.training.layer_monitor import why_not_finite
+from zeromean.training.objective import clip_log_alpha_, elbo_loss, kl_by_layer, kl_divergence
+from zeromean.training.parameter_groups import parameter_groups, require_optimized
+from zeromean.training.randomness import derived_seed
+from zeromean.training.ranks import seed_rank
+from zeromean.training.weight_average import WeightAverage
+
+
+class Likelihood(Protocol):
+    """What the data term needs: see `zeromean.training.likelihoods`."""
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+
+
+class ElboModule(pl.LightningModule):
+    """Minimises nll + beta · KL / num_data with Adam; usable with any Lightning Trainer.
+
+    `averages` holds the loss and the data term of the epoch so far, `weight_average` the weights'
+    moving average where the configuration asks for one. What `fit` records besides is the work of
+    its callback.
+
+    Args:
+        model: Maps inputs to logits, or to what the likelihood asks for.
+        num_data: Objects in the whole training set.
+        steps_per_epoch: Mini-batches in an epoch.
+        likelihood: The data term, whose parameters are trained too. Default: cross-entropy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        num_data: int,
+        steps_per_epoch: int,
+        likelihood: Likelihood | None = None,
+    ):
+        super().__init__()
+        require_model(model)
+        if not isinstance(config, TrainingConfig):
+            raise TypeError(f"config must be a TrainingConfig, got {shown(config)}.")
+        num_data = require_integer("num_data", num_data, at_least=1)
+        steps_per_epoch = require_integer("steps_per_epoch", steps_per_epoch, at_least=1)
+        if likelihood is not None and (
+            isinstance(likelihood, type) or not callable(getattr(likelihood, "nll", None))
+        ):
+            raise TypeError(
+                "likelihood must have a method nll(outputs, targets), as zm.GaussianLikelihood() "
+                f"has, got {shown(likelihood)}."
+            )
+        self.model = model
+        self.config = config
+        self.num_data = num_data
+        self.steps_per_epoch = steps_per_epoch
+        self.likelihood = likelihood
+        self.averages = EpochAverages()
+        self.collapse = CollapseWatch()
+        if config.prune_after_epochs is not None:
+            require_prunable(model)
+        self.weight_average: WeightAverage | None = None
+        if config.average_epochs is not None:
+            self.weight_average = WeightAverage(model, config.average_epochs * steps_per_epoch)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs)
+
+    def configure_optimizers(self) -> Any:
+        config = self.config
+        beta2 = config.log_alpha_beta2
+        groups = parameter_groups(
+            self,
+            lr=config.lr,
+            log_alpha_lr=config.log_alpha_lr,
+            log_alpha_betas=None if beta2 is None else (0.9, beta2),
+            weight_decay=config.weight_decay,
+            scale_lr=config.scale_lr,
+            scale_decay=config.scale_decay,
+        )
+        eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
+        optimizer = torch.optim.Adam(groups, eps=eps, fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: config.lr_factor(step, self.steps_per_epoch)
+        )
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def on_train_start(self) -> None:
+        world = self.trainer.world_size
+        if world > 1:
+            # Lightning seeds all ranks alike; the noise of each must be its own.
+            seed_rank(self.trainer.global_rank, derived_seed(self.config.seed, world))
+        require_optimized(self, *self.trainer.optimizers)
+
+    def on_train_epoch_end(self) -> None:
+        with torch.no_grad():
+            self.collapse.end_epoch(kl_by_layer(self.model))
+
+    def on_train_epoch_start(self) -> None:
+        self.averages = EpochAverages()
+        first = self.config.prune_after_epochs
+        if first is not None and self.current_epoch >= first:
+            with warnings.catch_warnings():
+                # A layer may lose everything. The metrics show it, and some are meant to.
+                warnings.filterwarnings("ignore", message="Nothing is left")
+                prune_(self.model)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        step = self.current_epoch * self.steps_per_epoch + batch_idx
+        beta = self.config.kl_weight(step, self.steps_per_epoch)
+        noise = torch.get_rng_state()
+
+        def loss_and_nll() -> tuple[Tensor, Tensor]:
+            outputs = self.model(inputs)
+            if self.likelihood is None and batch_idx == 0:
+                require_logits(self.model, outputs)
+            nll = self._nll(outputs, targets)
+            kl = kl_divergence(self.model)
+            return elbo_loss(nll, kl, num_data=self.num_data, beta=beta), nll
+
+        loss, nll = loss_and_nll()
+        value = loss.item()
+        if not math.isfinite(value):
+            torch.set_rng_state(noise)
+            reason = why_not_finite(self.model, inputs, loss_and_nll)
+            raise ValueError(
+                f"The loss became {value} in epoch {self.current_epoch + 1} at step "
+                f"{batch_idx + 1}: {reason}."
+            )
+        self.averages.add(nll.item(), value, len(targets), beta)
+        self.collapse.add(targets, nll.item())
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.config.clip_log_alpha is not None:
+            low, high = self.config.clip_log_alpha
+            clip_log_alpha_(self.model, low=low, high=high)
+        if self.weight_average is not None:
+            self.weight_average.update(self.current_epoch * self.steps_per_epoch + batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.weight_average is not None:
+            checkpoint["weight_average"] = self.weight_average.tensors
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.weight_average is not None:
+            self.weight_average.load(checkpoint["weight_average"])
+
+    @contextmanager
+    def with_averaged_weights(self) -> Iterator[nn.Module]:
+        """The model with the weights that count: their average where there is one."""
+        with self.weight_average.shown() if self.weight_average else nullcontext():
+            yield self.model
+
+    def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.likelihood is None:
+            return F.cross_entropy(outputs, targets)
+        return self.likelihood.nll(outputs, targets)
+
+
+class EpochAverages:
+    """Averages over the objects that an epoch has seen so far."""
+
+    def __init__(self):
+        self.num_objects = 0
+        self.nll_sum = self.loss_sum = self.beta = 0.0
+
+    def add(self, nll: float, loss: float, num_objects: int, beta: float) -> None:
+        self.nll_sum += nll * num_objects
+        self.loss_sum += loss * num_objects
+        self.num_objects += num_objects
+        self.beta = beta
+
+    @property
+    def nll(self) -> float:
+        return self.nll_sum / max(self.num_objects, 1)
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / max(self.num_objects, 1)
