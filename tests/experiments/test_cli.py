@@ -218,15 +218,6 @@ def test_list_names_every_experiment(capsys, tmp_path):
     assert all(name in printed for name in registry.REGISTRY)
 
 
-def test_list_imports_nothing_heavy(processes, tmp_path):
-    code = (
-        "import sys; from zeromean.experiments.cli import main; main(['list']);"
-        "print([m for m in ('lightning', 'sklearn', 'matplotlib', 'plotly') if m in sys.modules])"
-    )
-    finished = processes.run([sys.executable, "-c", code], cwd=tmp_path)
-    assert finished.stdout.endswith("[]\n")
-
-
 def test_built_in_data_is_always_there(capsys):
     assert cli.main(["data", "digits"]) == 0
 

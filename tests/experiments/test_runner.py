@@ -88,7 +88,7 @@ def fake(monkeypatch):
         interrupt_at=None,
     )
     monkeypatch.setitem(sys.modules, "fake_experiment", module)
-    monkeypatch.setitem(registry.REGISTRY, "fake", "fake_experiment")
+    monkeypatch.setitem(registry.REGISTRY, "fake", registry.Entry("fake_experiment", "fake", ()))
     # As if it ran in a checkout without changes.
     monkeypatch.setattr(runner, "commit", lambda: COMMIT)
     monkeypatch.setattr(runner, "commit_exists", COMMITS.__contains__)

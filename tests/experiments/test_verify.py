@@ -48,7 +48,7 @@ def module(monkeypatch):
         figures=lambda found: [],
     )
     monkeypatch.setitem(sys.modules, "drawn", fake)
-    monkeypatch.setitem(registry.REGISTRY, "drawn", "drawn")
+    monkeypatch.setitem(registry.REGISTRY, "drawn", registry.Entry("drawn", "drawn", ()))
     monkeypatch.setattr(runner, "commit", lambda: "1" * 40)
     monkeypatch.setattr(runner, "commit_exists", lambda name: True)
     return fake

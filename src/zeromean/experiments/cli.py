@@ -71,11 +71,10 @@ class List:
         table = Table(box=None, pad_edge=False)
         for heading in ("name", "what it shows", "data", f"in {self.runs}"):
             table.add_column(heading)
-        for name in registry.REGISTRY:
-            experiment = registry.load(name)
-            needs = ", ".join(experiment.NEEDS) or "–"
+        for name, entry in registry.REGISTRY.items():
+            needs = ", ".join(entry.needs) or "–"
             found = records.status(name, self.runs, damages.append)
-            table.add_row(name, experiment.TITLE, needs, found)
+            table.add_row(name, entry.title, needs, found)
         Console().print(table)
         return _tell(damages)
 
@@ -402,7 +401,7 @@ def _registry() -> Any:
 
     missing = documents.not_reproduced(registry.covered())
     return Registry(
-        titles={name: registry.load(name).TITLE for name in registry.REGISTRY},
+        titles={name: entry.title for name, entry in registry.REGISTRY.items()},
         versions={name: registry.version(name) for name in registry.REGISTRY},
         missing={
             document: [(item.place, item.what, item.why_not) for item in items]

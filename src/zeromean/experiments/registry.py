@@ -2,9 +2,9 @@
 
 An experiment is a module with
 
-- `TITLE`: what it shows, in one line,
+- `TITLE`: what it shows, in one line of the file, which makes the module an experiment,
 - `SOURCE`: which document, and where in it,
-- `NEEDS`: the data sets that it reads; its smoke size reads none but the built-in ones,
+- `NEEDS`: the data sets that it reads, likewise; its smoke size reads none but the built-in ones,
 - `Config`: a frozen dataclass, every field documented, with a `seed`; its defaults are full size,
 - `QUICK`: a Config of minutes, and `SMOKE`: the smallest honest one, of seconds,
 - `CLAIMS`: what is claimed, and by whom, for the report to put next to what was measured,
@@ -23,45 +23,44 @@ An experiment is a module with
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from zeromean.experiments.runs.claims import Claim
-from zeromean.experiments.runs.log import RunLog
+if TYPE_CHECKING:
+    from zeromean.experiments.runs.claims import Claim
+    from zeromean.experiments.runs.log import RunLog
 
-REGISTRY: dict[str, str] = {
-    "fig1": "zeromean.experiments.variance_networks.fig1",
-    "fig2": "zeromean.experiments.variance_networks.fig2",
-    "theorem1": "zeromean.experiments.variance_networks.theorem1",
-    "variance_reduction": "zeromean.experiments.variance_networks.variance_reduction",
-    "table1": "zeromean.experiments.variance_networks.table1",
-    "table2": "zeromean.experiments.variance_networks.table2",
-    "table3": "zeromean.experiments.variance_networks.table3",
-    "noises": "zeromean.experiments.variance_networks.noises",
-    "fig3": "zeromean.experiments.variance_networks.fig3",
-    "fig4": "zeromean.experiments.variance_networks.fig4",
-    "fig5": "zeromean.experiments.variance_networks.fig5",
-    "snr_pruning": "zeromean.experiments.variance_networks.snr_pruning",
-    "fig9": "zeromean.experiments.variance_networks.fig9",
-    "num_samples": "zeromean.experiments.variance_networks.num_samples",
-    "conv_lrt": "zeromean.experiments.variance_networks.conv_lrt",
-    "sparse_lenet300": "zeromean.experiments.sparse_networks.sparse_lenet300",
-    "sparse_lenet5": "zeromean.experiments.sparse_networks.sparse_lenet5",
-    "compression": "zeromean.experiments.sparse_networks.compression",
-    "structured_lenet5": "zeromean.experiments.sparse_networks.structured_lenet5",
-    "sparse_lstm": "zeromean.experiments.sparse_networks.sparse_lstm",
-    "random_labels": "zeromean.experiments.sparse_networks.random_labels",
-    "random_labels_vgg": "zeromean.experiments.sparse_networks.random_labels_vgg",
-    "linear_synthetic": "zeromean.experiments.linear_models.linear_synthetic",
-    "linear_large": "zeromean.experiments.linear_models.linear_large",
-    "linear_real": "zeromean.experiments.linear_models.linear_real",
-    "kernel_rvm": "zeromean.experiments.linear_models.kernel_rvm",
-    "fig6": "zeromean.experiments.exploration.fig6",
-    "deep_sea": "zeromean.experiments.exploration.deep_sea",
-    "bandit": "zeromean.experiments.exploration.bandit",
-}
+# One folder a document, in this order; in a folder modules are taken by name.
+FOLDERS = ("variance_networks", "sparse_networks", "linear_models", "exploration")
+
+
+class Entry(NamedTuple):
+    """What is known of an experiment before it is imported, which takes torch."""
+
+    module: str
+    title: str
+    needs: tuple[str, ...]
+
+
+def _entries() -> Iterator[tuple[str, Entry]]:
+    """Every module that has a TITLE is an experiment: there is no list to forget it in."""
+    for folder in FOLDERS:
+        for path in sorted((Path(__file__).parent / folder).glob("*.py")):
+            found = {
+                name: ast.literal_eval(line.partition(" = ")[2])
+                for line in path.read_text("utf-8").splitlines()
+                if (name := line.partition(" = ")[0].partition(":")[0]) in ("TITLE", "NEEDS")
+            }
+            if "TITLE" in found:
+                module = f"{__package__}.{folder}.{path.stem}"
+                yield path.stem, Entry(module, found["TITLE"], found["NEEDS"])
+
+
+REGISTRY: dict[str, Entry] = dict(_entries())
 
 
 class Experiment(Protocol):
@@ -87,7 +86,7 @@ def load(name: str) -> Experiment:
         nearest = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.4)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(REGISTRY)}."
         raise ValueError(f"there is no experiment {name!r}; {hint}")
-    return cast(Experiment, import_module(REGISTRY[name]))
+    return cast(Experiment, import_module(REGISTRY[name].module))
 
 
 def version(name: str) -> int:

@@ -10,10 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from zeromean.experiments.runs.cpu_time import CpuTime
 from zeromean.files.atomic import whole_file
 
@@ -124,15 +120,15 @@ class RunLog:
 
     def seed_everything(self, stage: str) -> None:
         """Seed torch by the run's seed and a name."""
+        import torch
+
         digest = hashlib.sha256(f"{self.seed} {stage}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:4], "big"))
 
 
 def plain(value: Any) -> Any:
     """Tensors, arrays, tuples and paths as JSON has them; what is not finite becomes None."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    elif isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # Tensors and arrays, neither of which is imported for it.
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -116,7 +116,10 @@ def with_own_runs(
 
 def status(name: str, runs: Path, on_damage: Callable[[str], object] = refuse) -> str:
     """How many runs of which size are finished, and how many are not, in words."""
-    sizes = [run["size"] for run in _finished(name, runs, on_damage)]
+    sizes = []
+    for path in _paths(name, runs):
+        with damage_of(path, on_damage):
+            sizes.append(_size_by_command(_read_run(path, name)["command"]))
     sizes += [each.split(": ")[-1] for each in _unfinished(name, runs)]
     counts = {size: sizes.count(size) for size in (*SIZES, *UNFINISHED) if size in sizes}
     return ", ".join(f"{count} {size}" for size, count in counts.items()) or "not run"
@@ -360,12 +363,22 @@ def _finished(
         runner.digest(experiment.QUICK): "quick",
         runner.digest(experiment.Config()): "full",
     }
-    for path in sorted((runs / name).glob("*/seed-*/done.json")):
+    for path in _paths(name, runs):
         run = None
         with damage_of(path, on_damage):
             run = _run_at(path, name, experiment, sizes)
         if run is not None:
             yield run
+
+
+def _paths(name: str, runs: Path) -> list[Path]:
+    return sorted((runs / name).glob("*/seed-*/done.json"))
+
+
+def _size_by_command(command: str) -> str:
+    """The size of a run as it was when it ran, for which its experiment is not imported."""
+    options = command.partition(" --seeds ")[0].split()[3:]
+    return {(): "full", ("--quick",): "quick", ("--smoke",): "smoke"}.get(tuple(options), "custom")
 
 
 def _unfinished(name: str, runs: Path) -> list[str]:
@@ -378,9 +391,8 @@ def _unfinished(name: str, runs: Path) -> list[str]:
     return states
 
 
-def _run_at(
-    path: Path, name: str, experiment: registry.Experiment, sizes: Mapping[str, str]
-) -> dict[str, Any]:
+def _read_run(path: Path, name: str) -> dict[str, Any]:
+    """What config.json and done.json say of a run, if they are believed."""
     identity = runner.read_json(path.with_name("config.json"), "config")
     if identity.get("experiment", name) != name:
         raise ValueError(
@@ -396,8 +408,8 @@ def _run_at(
     require_numbers(flat(done["metrics"]))
     return {
         "digest": path.parent.parent.name,
-        "size": sizes.get(_digest_today(experiment, identity["config"]), "custom"),
-        "version": _version(done, name),
+        "size": "",  # Which it is today, and the version, only its experiment knows.
+        "version": done.get("version"),
         "config": identity["config"],
         "seed": operator.index(identity["config"]["seed"]),
         "command": str(done["command"]),
@@ -409,6 +421,14 @@ def _run_at(
     }
 
 
+def _run_at(
+    path: Path, name: str, experiment: registry.Experiment, sizes: Mapping[str, str]
+) -> dict[str, Any]:
+    run = _read_run(path, name)
+    size = sizes.get(_digest_today(experiment, run["config"]), "custom")
+    return {**run, "size": size, "version": _version(run, name)}
+
+
 def _with_nan(value: Any) -> Any:
     """Metrics for figures, which reckon with them: null stands for what was not finite."""
     if isinstance(value, Mapping):
@@ -418,11 +438,11 @@ def _with_nan(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def _version(done: Mapping[str, Any], name: str) -> int:
+def _version(run: Mapping[str, Any], name: str) -> int:
     # Runs have had their CPU time since experiments train on 55,000 images, and their version a
     # little later.
-    first = registry.version(name) if "cpu_seconds" in done else 1
-    return done.get("version", first)
+    first = 1 if run["cpu_seconds"] is None else registry.version(name)
+    return first if run["version"] is None else run["version"]
 
 
 def _digest_today(experiment: registry.Experiment, config: Mapping[str, Any]) -> str:

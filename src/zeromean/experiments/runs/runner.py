@@ -32,8 +32,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from zeromean.experiments import registry
 from zeromean.experiments.runs.checksum import sealed
 from zeromean.experiments.runs.log import RunLog, plain, write_json
@@ -110,6 +108,8 @@ def _as_tuple(value: Any) -> tuple:
 
 def run_one(name: str, config: Any, place: Place) -> Path:
     """Run an experiment for one seed, here and now."""
+    import torch
+
     folder = run_folder(name, config, place.runs)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -215,6 +215,8 @@ def command(name: str, config: Any) -> str:
 
 def environment() -> dict[str, Any]:
     """What a number may depend on."""
+    import torch
+
     versions = {}
     for package in PACKAGES:
         try:
@@ -338,6 +340,8 @@ def _run_in_processes(name: str, configs: list[Any], place: Place, jobs: int) ->
 
 
 def _child(name: str, config: Any, place: Place, sender: Connection) -> None:
+    import torch
+
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     failure = None
