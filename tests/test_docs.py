@@ -105,3 +105,11 @@ def test_results_are_those_of_the_records(tmp_path):
     options += ["--output", str(tmp_path / "report.html"), "--markdown", str(tmp_path / "a.md")]
     assert cli.main(["report", *options]) == 0
     assert (tmp_path / "a.md").read_text("utf-8") == (DOCS / "results.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "developer").glob("*.md")), ids=lambda p: p.stem)
+def test_files_that_developer_pages_name_are_there(page):
+    source = DOCS.parent / "src" / "zeromean"
+    for name in re.findall(r"`([\w/]+\.py|[\w/]+/)`", page.read_text(encoding="utf-8")):
+        places = [source, source.parents[1], *source.iterdir()]
+        assert any((place / name).exists() for place in places), f"{page}: {name}"

@@ -2,7 +2,18 @@
 
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
-from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
+from zeromean.distributions.posteriors.posterior import (
+    Posterior,
+    PosteriorFactory,
+    WeightLayout,
+)
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
 
-__all__ = ["Additive", "Multiplicative", "Posterior", "PosteriorFactory", "ZeroMean"]
+__all__ = [
+    "Additive",
+    "Multiplicative",
+    "Posterior",
+    "PosteriorFactory",
+    "WeightLayout",
+    "ZeroMean",
+]
