@@ -111,5 +111,5 @@ def test_results_are_those_of_the_records(tmp_path):
 def test_files_that_developer_pages_name_are_there(page):
     source = DOCS.parent / "src" / "zeromean"
     for name in re.findall(r"`([\w/]+\.py|[\w/]+/)`", page.read_text(encoding="utf-8")):
-        places = [source, source.parents[1], *source.iterdir()]
+        places = [source, source.parent, source.parents[1], *source.iterdir()]
         assert any((place / name).exists() for place in places), f"{page}: {name}"

@@ -23,10 +23,9 @@ from zeromean.layers.stochastic_layer import StochasticLayer, stochastic_layers
 from zeromean.layers.stochastic_module import swapped_samplers
 from zeromean.prediction.inputs import Inputs, as_arguments, num_objects_in
 from zeromean.prediction.randomness import seeded
+from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.linear_maps import Convolution, LinearMap, LookUp
-from zeromean.samplers.outputs import local, moment_matched
 from zeromean.samplers.sampler import Sampler
-from zeromean.samplers.weights import flipout, weight
 
 # Effective log α above which a layer counts as a variance layer.
 VARIANCE_LAYER_LOG_ALPHA = 3.0
@@ -241,7 +240,9 @@ def _reused(layers: dict[str, StochasticLayer], views: dict[str, _View]) -> set[
     Predictions draw a weight once, however often it is used. Look-ups alone do no harm: rows that
     are looked up twice count twice.
     """
-    by_weight = {name: layer for name, layer in layers.items() if layer.sampler is weight}
+    by_weight = {
+        name: layer for name, layer in layers.items() if drawn_by(layer.sampler) is Draws.WEIGHTS
+    }
     calls: Counter[Posterior] = Counter()
     for name, layer in by_weight.items():
         calls[layer.weight] += views[name].calls
@@ -258,12 +259,13 @@ def _certify(
     make them (one row of a Linear, the columns of an Embedding); else Σ m²/v ignores what the
     shared noise cancels. Flipout is a draw of weights for as long as an object keeps its signs.
     """
-    sampler = layer.sampler
+    drawn = drawn_by(layer.sampler)
     lone_row = isinstance(layer, Linear) and view.one_row
     looks_up = isinstance(layer, Embedding)
-    by_output = sampler in (local, moment_matched)
-    by_weight = sampler is weight
-    by_object = sampler is flipout and not looks_up and (lone_row or not isinstance(layer, Linear))
+    by_output = drawn is Draws.OUTPUTS
+    by_weight = drawn is Draws.WEIGHTS
+    keeps_signs = not looks_up and (lone_row or not isinstance(layer, Linear))
+    by_object = drawn is Draws.FLIPPED_WEIGHTS and keeps_signs
     weight_space = activation_space = None
     if by_weight or by_object or (by_output and lone_row):
         one_draw = float(_total_variation(_weight_space_distance(layer.weight)))

@@ -13,8 +13,8 @@ from zeromean.arguments import nearest, require_function, require_integer, requi
 from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_module import stochastic_modules, swapped_samplers
 from zeromean.samplers.fixed_noise import HeldNoise, Noise, draw
+from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.sampler import SAMPLERS, Sampler
-from zeromean.samplers.weights import mean
 
 # What draws dropout noise while its own `training` flag is set. TransformerEncoderLayer is here
 # because in eval mode its fused fast path would skip the dropout inside it.
@@ -45,7 +45,8 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
     layers = stochastic_modules(model).values()
     accepted = {layer: layer.accepted_sampler(sampler) for layer in layers}
-    with swapped_samplers(accepted), _without_dropout(model) if sampler is mean else nullcontext():
+    silent = drawn_by(sampler) is Draws.NOTHING
+    with swapped_samplers(accepted), _without_dropout(model) if silent else nullcontext():
         yield model
 
 

@@ -32,8 +32,9 @@ from zeromean.layers.stochastic_layer import (
 )
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.samplers.fixed_noise import KeptNoise
+from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.sampler import Sampler
-from zeromean.samplers.weights import mean, weight
+from zeromean.samplers.weights import weight
 
 
 class RecurrentLayer(StochasticModule):
@@ -155,7 +156,9 @@ class RecurrentLayer(StochasticModule):
         return {**self.posteriors()}
 
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
-        return sampler if sampler is mean or isinstance(sampler, KeptNoise) else weight
+        if isinstance(sampler, KeptNoise) or drawn_by(sampler) is Draws.NOTHING:
+            return sampler
+        return weight
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
         if self.prior is None:
@@ -215,7 +218,7 @@ class RecurrentLayer(StochasticModule):
                 posterior: Posterior = getattr(self, f"weight_{kind}_{suffix}")
                 if isinstance(self.sampler, KeptNoise):
                     weights.append(self.sampler.one_weight(posterior))
-                elif self.sampler is mean:
+                elif drawn_by(self.sampler) is Draws.NOTHING:
                     weight_mean, scale = posterior.mean_and_scale()
                     weights.append(torch.zeros_like(scale) if weight_mean is None else weight_mean)
                 else:

@@ -21,10 +21,11 @@ from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
 from zeromean.distributions.priors import LogUniform, Prior
 from zeromean.layers.stochastic_module import StochasticModule, own_sampler
+from zeromean.samplers.kinds import Draws, drawn_by, needs_normal_noise
 from zeromean.samplers.linear_maps import LinearMap
 from zeromean.samplers.outputs import local
 from zeromean.samplers.sampler import SAMPLERS, Sampler
-from zeromean.samplers.weights import auto, weight
+from zeromean.samplers.weights import weight
 
 PriorChoice = Prior | None | Literal["default"]
 SamplerChoice = Sampler | Literal["default"]
@@ -80,7 +81,7 @@ class StochasticLayer(StochasticModule):
         raise NotImplementedError
 
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
-        if sampler is auto and own_sampler(self) is not local:
+        if drawn_by(sampler) is Draws.CHEAPER and not needs_normal_noise(own_sampler(self)):
             # What another sampler has trained may not be drawn in any other way.
             return own_sampler(self)
         return checked_sampler(sampler, self.weight)
@@ -110,7 +111,7 @@ def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
         return local if posterior.noise is normal else weight
     require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
     assert not isinstance(sampler, str)
-    if sampler is local and posterior.noise is not normal:
+    if needs_normal_noise(sampler) and posterior.noise is not normal:
         raise ValueError(
             f"zm.local needs normal noise, got {_name(posterior.noise)}; use sampler=zm.weight, or "
             "zm.moment_matched for its normal approximation."

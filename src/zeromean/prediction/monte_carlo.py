@@ -29,9 +29,9 @@ from zeromean.prediction.randomness import seeded
 from zeromean.prediction.replay import Replay
 from zeromean.prediction.unbatch import take_escaped_
 from zeromean.samplers.fixed_noise import DrawnOnce
-from zeromean.samplers.outputs import local, moment_matched
+from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.sampler import Sampler
-from zeromean.samplers.weights import auto, mean, weight
+from zeromean.samplers.weights import auto
 
 # As many samples run at once as keep their largest noisy activation near the caches.
 _ELEMENTS_AT_ONCE = 2**21
@@ -118,7 +118,8 @@ def draw_outputs(
             chunk_size = 1  # Each has weights of its own.
         # Where `zm.weight` draws, what is called twice, or tied, is the same both times.
         layers = stochastic_modules(model).values()
-        stack.enter_context(swapped_samplers({m: drawn for m in layers if m.sampler is weight}))
+        by_weight = [m for m in layers if drawn_by(m.sampler) is Draws.WEIGHTS]
+        stack.enter_context(swapped_samplers(dict.fromkeys(by_weight, drawn)))
         first_size = chunk_size or _first_chunk_size(model, batches[0])
         if _must_loop(model):
             chunks = _looped(run, num_samples)
@@ -226,8 +227,8 @@ def _has_hooks(model: nn.Module) -> bool:
 
 def _samples_gain_together(model: nn.Module) -> bool:
     """Whether every layer draws outputs, or none: nothing that each sample has for itself."""
-    samplers = {module.sampler for module in stochastic_modules(model).values()}
-    return samplers <= {local, moment_matched, mean, auto}
+    drawn = {drawn_by(module.sampler) for module in stochastic_modules(model).values()}
+    return drawn <= {Draws.OUTPUTS, Draws.NOTHING, Draws.CHEAPER}
 
 
 def _blame(model: nn.Module) -> str:

@@ -1,13 +1,16 @@
 """How op(x, W) is drawn: by its own distribution, or by drawing W."""
 
+from zeromean.samplers.kinds import Draws, draws
 from zeromean.samplers.outputs import local, moment_matched
 from zeromean.samplers.sampler import SAMPLERS, Sampler
 from zeromean.samplers.weights import auto, flipout, mean, weight
 
 __all__ = [
     "SAMPLERS",
+    "Draws",
     "Sampler",
     "auto",
+    "draws",
     "flipout",
     "local",
     "mean",

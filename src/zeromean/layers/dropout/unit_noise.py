@@ -25,9 +25,9 @@ from zeromean.arguments import (
 )
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.samplers.fixed_noise import KeptNoise
+from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.outputs import local
 from zeromean.samplers.sampler import Sampler
-from zeromean.samplers.weights import mean, weight
 
 # Signal-to-noise ratio below which a unit is dropped: Neklyudov et al. (2017).
 SNR_THRESHOLD = 1.0
@@ -132,13 +132,14 @@ class UnitNoise(StochasticModule):
                 f"{type(self).__name__} needs an input of shape (N, {self.num_features}) or "
                 f"(N, {self.num_features}, *), got {tuple(input.shape)}."
             )
-        if self.sampler is mean:
+        drawn = drawn_by(self.sampler)
+        if drawn is Draws.NOTHING:
             return _multiplied(input, self.mean_scale())
         if isinstance(self.sampler, KeptNoise):
             noise = self.sampler.noise_of(self, input)
             return _multiplied(input, self._kept(self.multipliers(noise)))
         return _multiplied(
-            input, self.sample_scale(1 if self.sampler is weight else input.shape[0])
+            input, self.sample_scale(1 if drawn is Draws.WEIGHTS else input.shape[0])
         )
 
     def _kept(self, per_unit: Tensor) -> Tensor:
