@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_old_files import FOLDER, Branches, SavedNetwork, plain_network
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zeromean as zm
+from old_networks import FOLDER, Branches, SavedNetwork, plain_network
 from zeromean import export
 from zeromean.files.safetensors import write_safetensors
 
