@@ -60,6 +60,8 @@ def main() -> int:
         ("README.md", "speed", partial(tables, groups=MAIN_GROUPS)),
         ("docs/speed.md", "speed", partial(tables, groups=None)),
         ("docs/linear_models.md", "speed", linear_models),
+        ("docs/linear_models.md", "coverage", coverage),
+        ("docs/linear_models.md", "overconfidence", overconfidence),
         ("docs/compression.md", "report", compression_report),
         ("docs/compression.md", "speed", compression),
         ("docs/samplers.md", "accuracy", samplers),
@@ -142,6 +144,43 @@ def linear_models() -> str:
     ]
     note = f"{_circumstances(record)}. CPU time; median [inter-quartile range].\n"
     return "\n".join([note, _table(fits), "", _table(streams), ""])
+
+
+def coverage() -> str:
+    """What intervals cover where rows are few."""
+    record = _record("linear_uncertainty")
+    names = ("RVMRegressor", "VariationalDropoutRegressor")
+    data = list(dict.fromkeys(row["data"] for row in record["coverage"]))
+    lines = [
+        ["rows × features, relevant", *(f"`{name}`, {what}" for what in data for name in names)]
+    ]
+    sizes = dict.fromkeys((r["rows"], r["features"], r["relevant"]) for r in record["coverage"])
+    for rows, features, relevant in sizes:
+        cells = [
+            f"{100 * row[name]:.0f}%"
+            for row in record["coverage"]
+            if (row["rows"], row["features"], row["relevant"]) == (rows, features, relevant)
+            for name in names
+        ]
+        lines.append([f"{rows} × {features}, {relevant}", *cells])
+    return _table(lines) + "\n"
+
+
+def overconfidence() -> str:
+    """Probabilities of classifiers where features exceed rows."""
+    record = _record("linear_uncertainty")
+    found, count = record["classification"], record["settings"]["class_sets"]
+    rows, features, relevant = found["size"]
+    lines = [["", "accuracy", "nats a new row"]]
+    for name in ("VariationalDropoutClassifier", "RVMClassifier"):
+        row = found[name]
+        lines.append([f"`{name}`", f"{100 * row['accuracy']:.0f}%", f"{row['nll']:.2f}"])
+    return (
+        f"{count} data sets of {rows} rows and {features} features, {relevant} of them relevant; "
+        f"`RVMClassifier` had the better likelihood in {found['rvm_is_better']}.\n\n"
+        + _table(lines)
+        + "\n"
+    )
 
 
 def samplers() -> str:

@@ -518,6 +518,18 @@ def test_tries_are_shown_folded_away(tmp_path):
     assert '<details markdown="1"><summary>Earlier tries: 1</summary>' in markdown
 
 
+def test_text_where_a_try_has_a_number_is_named(tmp_path):
+    record = table1_runs()
+    tried = copy.deepcopy(record["runs"])
+    tried[1]["metrics"]["layer_elbo"] = "text"
+    record["tries"] = [{"command": "", "runs": tried}]
+    folder = write_records(tmp_path / "results", [record])
+    sentences = []
+    build(folder, tmp_path / "page.html", on_damage=sentences.append)
+    (sentence,) = sentences
+    assert f"{folder / record['name']}.json: tries[0].runs[1].metrics.layer_elbo" in sentence
+
+
 def test_own_runs_stand_next_to_those_of_a_record(tmp_path):
     record = table1_runs()
     record["runs"] += [

@@ -27,7 +27,7 @@ class VariationalDropoutClassifier(SparseClassifier):
     than two classes are fitted one against the rest.
 
     With more features than rows it is overconfident, and warns: the prior does not bound the
-    weights. `RVMClassifier` has not this flaw.
+    weights. `RVMClassifier` is usually better there.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class VariationalDropoutClassifier(SparseClassifier):
             warnings.warn(
                 f"VariationalDropoutClassifier separates all {term.count:g} rows by some of "
                 f"{term.num_varying} features; with more features than rows its probabilities are "
-                "overconfident. Use RVMClassifier, or calibrate them on other rows.",
+                "overconfident. Try RVMClassifier, or calibrate them on other rows.",
                 UserWarning,
                 stacklevel=2,
             )

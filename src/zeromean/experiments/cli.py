@@ -255,8 +255,10 @@ class Report:
         found = dict(read_records(results, refuse)) if has_records else {}
         own = records.with_own_runs(results if has_records else None, self.runs, refuse)
         for name, content in own.items():
-            with damage_of(self.runs / name, refuse):
-                found[name] = parse_record(content, self.runs / name)
+            # The others are as they were read, and what is wrong with them has been said.
+            if content.get("unfinished") or any(run.get("own") for run in content["runs"]):
+                with damage_of(self.runs / name, refuse):
+                    found[name] = parse_record(content, self.runs / name)
         known = _registry()
         build(found, self.output, known, refuse)
         print(f"wrote {self.output}")

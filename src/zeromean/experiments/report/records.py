@@ -271,9 +271,9 @@ def _record(value: _Value) -> Record:
         for metric in claim.metrics:
             if record.runs and not any(metric in run.metrics for run in record.runs):
                 item["metric"].fail(f"names {metric!r}, which no run has in its metrics.")
-            for run, place in zip(record.runs, value["runs"], strict=True):
+            for place in (*value["runs"], *(run for each in tries or () for run in each["runs"])):
                 measured = place["metrics"].get(metric)
-                if measured and not isinstance(run.metrics[metric], int | float):
+                if measured and not isinstance(_metrics(place["metrics"])[metric], int | float):
                     measured.fail("must be a number: there is a claim about it.")
     return record
 

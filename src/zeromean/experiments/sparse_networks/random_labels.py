@@ -56,8 +56,8 @@ class Settings:
 
     train_size: int = 10_000
     """Training images, the first ones."""
-    epochs: int = 100
-    """Passes over them."""
+    epochs: int = 200
+    """Passes over them, after which binary dropout has learned random labels by heart."""
     kl_warmup_epochs: int = 10
     """Epochs over which the weight of the KL term rises to 1."""
     log_variance: float = -10.0
