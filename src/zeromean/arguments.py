@@ -32,12 +32,18 @@ def require_integer(name: str, value: Any, *, at_least: int | None = None) -> in
     return int(value)
 
 
+# Kernels of convolutions count in 32 bits, in which larger numbers become others.
+_FIRST_TOO_LARGE = 2**31
+
+
 def require_sizes(name: str, value: Any, count: int, *, at_least: int) -> tuple[int, ...]:
     """One size for each of so many dimensions, from one for all or one for each."""
     given = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if len(given) not in (1, count):
         raise ValueError(f"{name} must be one number or {count}, got {shown(value)}.")
     sizes = tuple(require_integer(name, size, at_least=at_least) for size in given)
+    if max(sizes) >= _FIRST_TOO_LARGE:
+        raise ValueError(f"{name} must be smaller than 2³¹, got {shown(value)}.")
     return sizes * (count // len(sizes))
 
 

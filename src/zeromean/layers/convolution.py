@@ -311,7 +311,7 @@ def _geometry(
     """torch's layer on the meta device, of sizes that are whole numbers for every dimension."""
     count = _SPATIAL_DIMS[twin]
     for name, value in sizes.items():
-        if not isinstance(value, str):  # "same" and "valid", which torch checks.
+        if name != "padding" or not isinstance(value, str):  # "same" and "valid" are torch's.
             at_least = 0 if "padding" in name else 1
             sizes[name] = require_sizes(name, value, count, at_least=at_least)
     return twin(
