@@ -15,7 +15,7 @@ from zeromean.experiments.runs.figure import figure, image, over_seeds, trace
 # Of the patch of a dense layer that is drawn, both ways.
 PATCH = 100
 # The same of a frame: there are many of them.
-SMALL_PATCH = 50
+SMALL_PATCH = 40
 
 
 def figures(
@@ -90,27 +90,32 @@ def _by_threshold(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def frame_figures(frames: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The lecture's film as two pictures: filters below each other, patches in rows of five."""
+    """The lecture's film as two pictures: epochs from left to right, up to six of them."""
     if not frames:
         return []
-    epochs = ", ".join(frames)
-    filters = [torch.tensor(rows) for (_, _, _, rows), _ in frames.values()]
-    patches = [torch.tensor(rows)[:SMALL_PATCH, :SMALL_PATCH] for _, (*_, rows) in frames.values()]
-    patches += [torch.zeros_like(patches[0])] * (-len(patches) % 5)
+    every = -(-len(frames) // 6)
+    epochs = [*list(frames)[:-1:every], list(frames)[-1]]
+    filters = [_cells(torch.tensor(frames[e][0][3])) for e in epochs]
+    patches = [torch.tensor(frames[e][1][3])[:SMALL_PATCH, :SMALL_PATCH] for e in epochs]
+    label = "after epochs " + ", ".join(epochs)
     return [
-        image(
-            f"Filters of the first layer after {epochs} epochs",
-            "ten a row, twenty an epoch",
-            "",
-            torch.cat(filters).tolist(),
-        ),
-        image(
-            f"A patch of the largest dense layer after {epochs} epochs",
-            "epochs from left to right, five a row",
-            "",
-            _tiled(torch.stack(patches), 5).tolist(),
-        ),
+        image("Filters of the first layer by epoch", label, "", _side_by_side(filters)),
+        image("A patch of the largest dense layer by epoch", label, "", _side_by_side(patches)),
     ]
+
+
+def _cells(tiles: Tensor) -> Tensor:
+    """The first four of twenty filters, in two rows of ten, below each other."""
+    height, width = tiles.shape[0] // 2, tiles.shape[1] // 10
+    return torch.cat([tiles[:height, k * width : (k + 1) * width] for k in range(4)])
+
+
+def _side_by_side(pictures: Sequence[Tensor]) -> list[list[int]]:
+    """With a column between two that is as strong as the strongest pixel."""
+    height = pictures[0].shape[0]
+    line = torch.full((height, 1), 100)
+    parts = [part for picture in pictures for part in (line, picture)]
+    return torch.cat(parts[1:], dim=1).tolist()
 
 
 def quantization_figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
