@@ -15,6 +15,7 @@ from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
 from cases import LAYERS, POSTERIORS, PRIORS, SAMPLERS, build, is_allowed
+from zeromean.compression.prune import EmptiedWarning
 
 OWN_ALPHA = ["Multiplicative-weight", "Additive"]
 SHARED_ALPHA = ["ZeroMean", "Multiplicative-layer", "Multiplicative-neuron"]
@@ -338,7 +339,7 @@ def test_units_of_noise_modules_are_pruned_by_their_signal_to_noise_ratio():
     assert torch.equal(noise.keep, noise.log_snr() >= noise.log_snr().sort().values[3])
     result = zm.prune_(model, sparsity=0.6, scope="global")
     assert "no common order" in result.left["1"]
-    with pytest.warns(UserWarning, match="Nothing is left of 1"):
+    with pytest.warns(EmptiedWarning, match="Nothing is left of 1"):
         zm.prune_(model, threshold=-100.0, where=lambda name, _: name == "1")
 
 

@@ -30,6 +30,10 @@ from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.dropout.unit_noise import UnitNoise
 
 
+class EmptiedWarning(UserWarning):
+    """Pruning has left nothing of a layer."""
+
+
 @dataclass(frozen=True)
 class Pruning:
     """What `prune_` did.
@@ -108,6 +112,7 @@ def prune_(
         warnings.warn(
             f"Nothing is left of {', '.join(emptied)}: what comes after sees a constant; if that "
             "is not what the data say, prune less or train longer.",
+            EmptiedWarning,
             stacklevel=2,
         )
     return Pruning(pruned, emptied, left)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zeromean.arguments import require_integer, require_model, shown
-from zeromean.compression.prune import prune_, require_prunable
+from zeromean.compression.prune import EmptiedWarning, prune_, require_prunable
 from zeromean.prediction.probabilities import require_logits
 from zeromean.training.collapse import CollapseWatch
 from zeromean.training.config import TrainingConfig
@@ -120,7 +120,7 @@ class ElboModule(pl.LightningModule):
         if first is not None and self.current_epoch >= first:
             with warnings.catch_warnings():
                 # A layer may lose everything. The metrics show it, and some are meant to.
-                warnings.filterwarnings("ignore", message="Nothing is left")
+                warnings.simplefilter("ignore", EmptiedWarning)
                 prune_(self.model)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

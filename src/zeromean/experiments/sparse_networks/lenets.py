@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
+from zeromean.compression.prune import EmptiedWarning
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import Author
@@ -312,7 +313,7 @@ def pruned_copy(model: nn.Module, threshold: float = THRESHOLDS[0]) -> nn.Module
     pruned = copy.deepcopy(model)
     with warnings.catch_warnings():
         # Early in the training, and with random labels, nothing may be left of a layer.
-        warnings.filterwarnings("ignore", message="Nothing is left")
+        warnings.simplefilter("ignore", EmptiedWarning)
         zm.prune_(pruned, threshold=threshold)
     return pruned.eval()
 
