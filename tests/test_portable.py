@@ -81,12 +81,15 @@ def test_numerical_tests_are_where_they_are_looked_for(tool):
         assert all((ROOT / "tests" / name).exists() for name in variant.tests)
 
 
+STEPS = ["test", "docs", "test-portable"]
+
+
 @pytest.mark.skipif(not CI.exists(), reason="not part of a source distribution")
-@pytest.mark.parametrize("broken", ["test", "test-portable", "nothing"])
-def test_ci_fails_where_either_set_of_tests_fails(broken, processes, tmp_path):
+@pytest.mark.parametrize("broken", [*STEPS, "nothing"])
+def test_ci_fails_where_a_step_fails(broken, processes, tmp_path):
     make = tmp_path / "make"
     make.write_text(f'#!/bin/sh\necho "$1"\ntest "$1" != {broken}\n')
     make.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     finished = processes.run([CI], code=int(broken != "nothing"), env=environment)
-    assert finished.stdout.split() == ["test", "test-portable"][: 1 if broken == "test" else 2]
+    assert finished.stdout.split() == STEPS[: (*STEPS, "nothing").index(broken) + 1]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from zeromean.conversion.to_deterministic import to_deterministic
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
     from zeromean.distributions.posteriors.additive import Additive
+    from zeromean.distributions.posteriors.factorized import FactorizedPosterior
+    from zeromean.distributions.posteriors.full_covariance import FullCovariance
     from zeromean.distributions.posteriors.multiplicative import Multiplicative
     from zeromean.distributions.posteriors.posterior import Posterior
     from zeromean.distributions.posteriors.zero_mean import ZeroMean
@@ -71,6 +73,8 @@ __all__ = [
     "Conv3d",
     "ConvTranspose2d",
     "Embedding",
+    "FactorizedPosterior",
+    "FullCovariance",
     "GaussianDropout",
     "GaussianLikelihood",
     "HeteroscedasticGaussianLikelihood",
@@ -145,6 +149,8 @@ _HOMES = {
         "uniform",
     ),
     "distributions.posteriors.additive": ("Additive",),
+    "distributions.posteriors.factorized": ("FactorizedPosterior",),
+    "distributions.posteriors.full_covariance": ("FullCovariance",),
     "distributions.posteriors.multiplicative": ("Multiplicative",),
     "distributions.posteriors.posterior": ("Posterior",),
     "distributions.posteriors.zero_mean": ("ZeroMean",),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zeromean.compression.neurons import by_neuron, from_neurons
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.dropout.unit_noise import SNR_THRESHOLD, UnitNoise
 
@@ -55,7 +56,7 @@ class PrunableWeights:
 
     def _log_alpha(self) -> Tensor:
         if not self.whole_neurons:
-            return self.posterior.log_alpha_per_weight()
+            return independent(self.posterior, "Pruning by log α").log_alpha_per_weight()
         mean, variance = self.posterior.moments()
         assert mean is not None
         noise, signal = (

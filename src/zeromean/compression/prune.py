@@ -25,6 +25,7 @@ from zeromean.arguments import (
 from zeromean.compression.candidates import PrunableUnits, PrunableWeights
 from zeromean.compression.sparsity import weight_name
 from zeromean.conversion.make_stochastic import Predicate
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.dropout.unit_noise import UnitNoise
@@ -195,6 +196,8 @@ def _select(
 
 
 def _reason_against(posterior: Posterior, by: str) -> str | None:
+    if not isinstance(posterior, FactorizedPosterior):
+        return "its weights depend on each other, so that none can be judged by itself"
     own_alpha = posterior.has_mean and not (
         isinstance(posterior, Multiplicative) and posterior.share != "weight"
     )

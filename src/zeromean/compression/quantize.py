@@ -37,6 +37,7 @@ from zeromean.compression.sparsity import weight_name
 from zeromean.compression.text_table import text_table
 from zeromean.conversion.batchnorm import batchnorms, recalibrate_batchnorm_
 from zeromean.conversion.make_stochastic import Predicate
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.blocks import sampling
 
@@ -157,7 +158,7 @@ def quantize_(
     require_predicate(where)
     _check(per, tolerance, bits)
     left: dict[str, str] = {}
-    labels: dict[Posterior, str] = {}
+    labels: dict[FactorizedPosterior, str] = {}
     for name, module in model.named_modules():
         for child_name, posterior in module.named_children():
             if not isinstance(posterior, Posterior) or posterior in labels:
@@ -165,6 +166,8 @@ def quantize_(
             label = weight_name(name, child_name)
             if where is not None and not where(name, module):
                 left[label] = "not selected"
+            elif not isinstance(posterior, FactorizedPosterior):
+                left[label] = "its weights depend on each other, so that none has bits of its own"
             elif not posterior.has_mean:
                 left[label] = "all its means are zero; there is nothing to round"
             else:
@@ -220,7 +223,7 @@ def _file_size(plain: nn.Module) -> int | None:
         return None
 
 
-def _behind_rounded(model: nn.Module, rounded: set[Posterior]) -> tuple[str, ...]:
+def _behind_rounded(model: nn.Module, rounded: set[FactorizedPosterior]) -> tuple[str, ...]:
     """BatchNorms with statistics that rounded weights may have changed.
 
     Containers show what comes before them; elsewhere any BatchNorm may be behind any layer.
@@ -242,14 +245,14 @@ def _behind_rounded(model: nn.Module, rounded: set[Posterior]) -> tuple[str, ...
     return tuple(found.values())
 
 
-def _restore_(before: dict[Posterior, Tensor]) -> None:
+def _restore_(before: dict[FactorizedPosterior, Tensor]) -> None:
     with torch.no_grad():
         for posterior, means in before.items():
             posterior.get_parameter("mean").copy_(means)
 
 
 @torch.no_grad()
-def _require_sound(name: str, posterior: Posterior) -> None:
+def _require_sound(name: str, posterior: FactorizedPosterior) -> None:
     for what, values in zip(
         ("means", "standard deviations"), posterior.mean_and_scale(), strict=True
     ):
@@ -260,7 +263,7 @@ def _require_sound(name: str, posterior: Posterior) -> None:
 
 
 def _quantize_weight_(
-    name: str, posterior: Posterior, per: str, tolerance: float, bits: int | None
+    name: str, posterior: FactorizedPosterior, per: str, tolerance: float, bits: int | None
 ) -> QuantizedWeight:
     with torch.no_grad():
         mean, scale = posterior.mean_and_scale()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zeromean.arguments import require_integer, require_model, require_predicate, require_seed
 from zeromean.distributions.noise import normal
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
 from zeromean.layers.blocks import monte_carlo_modes
@@ -115,7 +116,7 @@ def zero_mean_(
         name: _certify(name, layers[name], view, draw_is_reused=layers[name].weight in reused)
         for name, view in views.items()
     }
-    replacements = {posterior: _without_mean(posterior) for posterior in _posteriors(layers)}
+    replacements = {p: _without_mean(independent(p, "zm.zero_mean_")) for p in _posteriors(layers)}
     for layer in layers.values():
         layer.weight = replacements[layer.weight]
     return Certificate(certificates)
@@ -139,7 +140,11 @@ def effective_log_alpha(posterior: Posterior) -> float:
 def _layers_to_zero(
     model: nn.Module, where: Callable[[str, nn.Module], bool] | None
 ) -> dict[str, StochasticLayer]:
-    with_mean = {n: m for n, m in stochastic_layers(model).items() if m.weight.has_mean}
+    with_mean = {
+        n: m
+        for n, m in stochastic_layers(model).items()
+        if m.weight.has_mean and isinstance(m.weight, FactorizedPosterior)
+    }
     if where is None:
         log_alpha = {n: effective_log_alpha(m.weight) for n, m in with_mean.items()}
         chosen = {n: m for n, m in with_mean.items() if log_alpha[n] > VARIANCE_LAYER_LOG_ALPHA}
@@ -213,7 +218,9 @@ def _look(
         # Where there are as many steps as objects, either may come first: let both count.
         rows = not isinstance(op, Convolution)
         unclear = rows and x.dim() + isinstance(op, LookUp) > 2 and x.shape[1] == num_objects
-        distance = _squared_distance(*op.moments(x, posterior), num_objects, unclear=unclear)
+        distance = _squared_distance(
+            *op.moments(x, independent(posterior, "A certificate")), num_objects, unclear=unclear
+        )
         # Total variations of independent draws add.
         totals[name] += _total_variation(distance) / num_samples
         views[name].calls += 1
@@ -268,7 +275,9 @@ def _certify(
     by_object = drawn is Draws.FLIPPED_WEIGHTS and keeps_signs
     weight_space = activation_space = None
     if by_weight or by_object or (by_output and lone_row):
-        one_draw = float(_total_variation(_weight_space_distance(layer.weight)))
+        one_draw = float(
+            _total_variation(_weight_space_distance(independent(layer.weight, "A certificate")))
+        )
         weight_space = min(view.calls * one_draw, 1.0) if view.calls else 0.0
     if by_output or (lone_row and (by_weight or by_object)) or (looks_up and by_weight):
         activation_space = None if draw_is_reused else view.activation_space
@@ -286,7 +295,7 @@ def _total_variation(squared_distance: Tensor) -> Tensor:
     return torch.erf((squared_distance / 8).sqrt())
 
 
-def _weight_space_distance(posterior: Posterior) -> Tensor:
+def _weight_space_distance(posterior: FactorizedPosterior) -> Tensor:
     with torch.no_grad():
         inverse_alpha = (-posterior.log_alpha_per_weight().cpu().double()).exp()
         row = posterior.layout.noiseless_row
@@ -312,7 +321,7 @@ def _squared_distance(
     return ratio.reshape(num_objects, -1).sum(1)
 
 
-def _without_mean(posterior: Posterior) -> ZeroMean:
+def _without_mean(posterior: FactorizedPosterior) -> ZeroMean:
     _, scale = posterior.mean_and_scale()
     # On the meta device nothing is drawn for initial values that nobody needs.
     zero_mean = ZeroMean(

@@ -20,6 +20,7 @@ from torch import Tensor
 from zeromean import functional
 from zeromean.arguments import require_choice, require_numbers
 from zeromean.distributions.posteriors.additive import Additive
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.functional.numerics import wide
@@ -50,6 +51,7 @@ class LogUniform:
         object.__setattr__(self, "method", kl)
 
     def kl(self, posterior: Posterior) -> Tensor:
+        posterior = independent(posterior, "LogUniform")
         if not posterior.has_mean:
             return _zero(posterior)
         if self.method == "sample":
@@ -93,6 +95,7 @@ class StudentT:
         object.__setattr__(self, "method", kl)
 
     def kl(self, posterior: Posterior) -> Tensor:
+        posterior = independent(posterior, "StudentT")
         if self.method == "sample":
             mean, scale, log_variance = _moments(posterior)
             noise = posterior.noise(scale)
@@ -114,6 +117,7 @@ class ARD:
     """
 
     def kl(self, posterior: Posterior) -> Tensor:
+        posterior = independent(posterior, "ARD")
         if not posterior.has_mean:
             return _zero(posterior)
         return _sum_over_alpha(functional.ard_kl, posterior)
@@ -138,6 +142,8 @@ class Normal:
             raise ValueError(f"Normal needs a scale > 0, got {self.scale}.")
 
     def kl(self, posterior: Posterior) -> Tensor:
+        if not isinstance(posterior, FactorizedPosterior):
+            return self._joint_kl(posterior)
         mean, deviation, log_variance = _moments(posterior)
         scale = torch.as_tensor(self.scale, dtype=deviation.dtype, device=deviation.device)
         if self.learn:
@@ -148,12 +154,24 @@ class Normal:
             scale = average.clamp_min(torch.finfo(scale.dtype).tiny).sqrt()
         return _total(posterior, functional.normal_kl(mean, log_variance, scale))
 
+    def _joint_kl(self, posterior: Posterior) -> Tensor:
+        """The KL of all weights together, which needs their sizes and the determinant alone."""
+        mean, variance = posterior.moments()
+        squares = variance if mean is None else variance + mean.square()
+        second_moment, count = _total(posterior, wide(squares)), _num_random(posterior)
+        prior_variance = torch.as_tensor(self.scale**2).to(second_moment)
+        if self.learn:
+            smallest = torch.finfo(second_moment.dtype).tiny
+            prior_variance = (second_moment / count).clamp_min(smallest)
+        relative = second_moment / prior_variance - count
+        return 0.5 * (relative + count * prior_variance.log() - wide(posterior.log_determinant()))
+
 
 def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
     return functional.log_uniform_kl((-log_alpha).exp())
 
 
-def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Tensor:
+def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: FactorizedPosterior) -> Tensor:
     """Sum over the weights of a KL that depends on α alone: one evaluation for every α.
 
     It is zero at α = ∞, which is where pruned weights stand.
@@ -164,7 +182,7 @@ def _sum_over_alpha(kl: Callable[[Tensor], Tensor], posterior: Posterior) -> Ten
     return kl(_of_random(posterior, posterior.log_alpha_per_weight())).sum()
 
 
-def _log_uniform_sample(posterior: Posterior) -> Tensor:
+def _log_uniform_sample(posterior: FactorizedPosterior) -> Tensor:
     mean, scale, log_variance = _moments(posterior)
     if isinstance(posterior, Multiplicative):
         # Only α counts, which here is a parameter: no 0 / 0 where a mean is zero.
@@ -174,7 +192,7 @@ def _log_uniform_sample(posterior: Posterior) -> Tensor:
     return _total(posterior, functional.log_uniform_kl_sample(mean, log_variance, noise))
 
 
-def _moments(posterior: Posterior) -> tuple[Tensor | None, Tensor, Tensor]:
+def _moments(posterior: FactorizedPosterior) -> tuple[Tensor | None, Tensor, Tensor]:
     """Mean (None: zero), signed standard deviation and log-variance of every weight.
 
     All are finite: pruned weights, which `_total` leaves out, have log-variance 0.

@@ -22,6 +22,7 @@ from zeromean.arguments import require_model
 from zeromean.conversion.twins import plain_layer, plain_recurrent, recurrent_twin, stochastic_twin
 from zeromean.distributions.noise import NOISES
 from zeromean.distributions.posteriors.additive import Additive
+from zeromean.distributions.posteriors.full_covariance import FullCovariance
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
@@ -51,7 +52,7 @@ _LAYERS = {
     cls.__name__: cls for cls in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
 }
 _RECURRENT_LAYERS = {cls.__name__: cls for cls in (LSTM, GRU)}
-_POSTERIORS = {cls.__name__: cls for cls in (ZeroMean, Multiplicative, Additive)}
+_POSTERIORS = {cls.__name__: cls for cls in (ZeroMean, Multiplicative, Additive, FullCovariance)}
 _PRIORS = {cls.__name__: cls for cls in (LogUniform, StudentT, ARD, Normal)}
 
 

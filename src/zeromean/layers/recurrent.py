@@ -219,8 +219,11 @@ class RecurrentLayer(StochasticModule):
                 if isinstance(self.sampler, KeptNoise):
                     weights.append(self.sampler.one_weight(posterior))
                 elif drawn_by(self.sampler) is Draws.NOTHING:
-                    weight_mean, scale = posterior.mean_and_scale()
-                    weights.append(torch.zeros_like(scale) if weight_mean is None else weight_mean)
+                    weight_mean = posterior.mean_weight()
+                    if weight_mean is None:
+                        options = {"dtype": posterior.dtype, "device": posterior.device}
+                        weight_mean = torch.zeros(posterior.shape, **options)
+                    weights.append(weight_mean)
                 else:
                     weights.append(posterior.sample())
             if self.bias:

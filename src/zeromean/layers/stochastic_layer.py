@@ -18,8 +18,9 @@ from zeromean.arguments import (
     shown,
 )
 from zeromean.distributions.noise import normal
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
-from zeromean.distributions.priors import LogUniform, Prior
+from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.layers.stochastic_module import StochasticModule, own_sampler
 from zeromean.samplers.kinds import Draws, drawn_by, needs_normal_noise
 from zeromean.samplers.linear_maps import LinearMap
@@ -107,8 +108,9 @@ class StochasticLayer(StochasticModule):
 
 def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
     """The sampler, or an error where its theory does not cover the posterior."""
+    independent = isinstance(posterior, FactorizedPosterior)
     if isinstance(sampler, str) and sampler == "default":
-        return local if posterior.noise is normal else weight
+        return local if posterior.noise is normal and independent else weight
     require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
     assert not isinstance(sampler, str)
     if needs_normal_noise(sampler) and posterior.noise is not normal:
@@ -116,13 +118,21 @@ def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
             f"zm.local needs normal noise, got {_name(posterior.noise)}; use sampler=zm.weight, or "
             "zm.moment_matched for its normal approximation."
         )
+    if not independent and drawn_by(sampler) not in (Draws.WEIGHTS, Draws.NOTHING, Draws.UNKNOWN):
+        raise ValueError(
+            f"{_name(sampler)} draws as if weights were independent, which those of "
+            f"{type(posterior).__name__} are not; use sampler=zm.weight."
+        )
     return sampler
 
 
 def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
     """The prior, or an error where its KL does not cover the posterior."""
+    independent = isinstance(posterior, FactorizedPosterior)
     if isinstance(prior, str) and prior == "default":
-        return LogUniform() if posterior.noise is normal else None
+        if posterior.noise is not normal:
+            return None
+        return LogUniform() if independent else Normal()
     if prior is None:
         return None
     if isinstance(prior, type) or not isinstance(prior, Prior):
@@ -132,6 +142,11 @@ def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
     if posterior.noise is not normal:
         raise ValueError(
             f"The KL of {prior} needs normal noise, got {_name(posterior.noise)}; use prior=None."
+        )
+    if not independent and isinstance(prior, (LogUniform, StudentT, ARD)):
+        raise ValueError(
+            f"The KL of {prior} is for independent weights, which those of "
+            f"{type(posterior).__name__} are not; use zm.Normal()."
         )
     return prior
 

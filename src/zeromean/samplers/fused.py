@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from zeromean.distributions.posteriors.posterior import Posterior, flushed
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior, flushed
 from zeromean.functional.numerics import can_branch, safe_sqrt
 from zeromean.samplers.linear_maps import Convolution, Dense, LinearMap, arranged, squared
 
@@ -47,7 +47,9 @@ def can_fuse(op: LinearMap, x: Tensor) -> bool:
     )
 
 
-def draw_local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
+def draw_local(
+    op: LinearMap, x: Tensor, posterior: FactorizedPosterior, bias: Tensor | None
+) -> Tensor:
     """Draw op(x, W) + bias by local reparameterization."""
     mean, scale = posterior.mean_and_scale()
     return _DrawLocal.apply(op, x, mean, posterior.silenced(scale), bias)

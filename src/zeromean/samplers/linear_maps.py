@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zeromean.distributions.noise import rademacher
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior
 
 # Smaller inputs cost more in copies than they gain in the better memory format.
@@ -59,7 +60,7 @@ class LinearMap(ABC):
         return None
 
     def moments(
-        self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+        self, x: Tensor, posterior: FactorizedPosterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
         """Mean (None: exactly zero) and variance of each output for a random weight."""
         if self.computes_in_float16(posterior):
@@ -150,7 +151,7 @@ class Convolution(LinearMap):
         return convolve(x, weight, bias, *geometry, self.dilation, self.groups)
 
     def moments(
-        self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+        self, x: Tensor, posterior: FactorizedPosterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
         # Rearranged once, for both products; `__call__` would copy each of them back.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
@@ -224,7 +225,7 @@ class LookUp(LinearMap):
         return posterior.dtype == torch.float16  # Autocast leaves look-ups alone.
 
     def moments(
-        self, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+        self, x: Tensor, posterior: FactorizedPosterior, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor]:
         if self.computes_in_float16(posterior):
             mean, scale = posterior.mean_and_scale(x)

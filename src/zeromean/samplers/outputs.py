@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from zeromean.distributions.noise import normal
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.functional.numerics import safe_sqrt
 from zeromean.samplers import fused
@@ -41,13 +42,14 @@ def moment_matched(
 
 
 def _draw_locally(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
+    weights = independent(posterior, "Drawing outputs")
     if fused.can_fuse(op, x):
-        return fused.draw_local(op, x, posterior, bias)
-    return plain_local(op, x, posterior, bias)
+        return fused.draw_local(op, x, weights, bias)
+    return plain_local(op, x, weights, bias)
 
 
 def plain_local(
-    op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
+    op: LinearMap, x: Tensor, posterior: FactorizedPosterior, bias: Tensor | None = None
 ) -> Tensor:
     """`local` in plain operations: the reference of the fused version."""
     output_mean, output_variance = op.moments(x, posterior, bias)

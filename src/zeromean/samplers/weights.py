@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.samplers.kinds import Draws, draws
 from zeromean.samplers.linear_maps import LinearMap
@@ -29,7 +30,7 @@ def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None 
     and channel (its positions keep their correlation), Embedding every output.
     Wen et al. (2018).
     """
-    flipped = op.flip(x, posterior.deviation())
+    flipped = op.flip(x, independent(posterior, "Flipping signs").deviation())
     weight_mean = posterior.mean_weight()
     if weight_mean is not None:
         return op(x, weight_mean, bias) + flipped

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import require_integer, require_model, require_numbers, shown
-from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.layers.dropout.unit_noise import UnitNoise
 from zeromean.layers.stochastic_module import no_kl, stochastic_modules
 
@@ -99,5 +99,5 @@ def clip_log_alpha_(model: nn.Module, *, low: float = -math.inf, high: float = m
         raise ValueError(f"low must not exceed high, got low={low}, high={high}.")
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, (Posterior, UnitNoise)):
+            if isinstance(module, (FactorizedPosterior, UnitNoise)):
                 module.clip_log_alpha_(low, high)

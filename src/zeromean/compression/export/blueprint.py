@@ -21,6 +21,7 @@ from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinea
 from zeromean.compression.rewrite.resize import resized
 from zeromean.compression.units.roles import POINTWISE
 from zeromean.distributions.noise import NOISES
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
 from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers.dropout.unit_noise import UnitScale
@@ -101,7 +102,7 @@ def stored_tensors(module: nn.Module) -> Tensors:
     left_out = {"num_batches_tracked", *module._non_persistent_buffers_set}
     tensors |= {n: t for n, t in module._buffers.items() if n not in left_out}
     if isinstance(module, StochasticLayer):
-        tensors["weight"] = module.weight.mean_and_scale()[1]
+        tensors["weight"] = independent(module.weight, "A file").mean_and_scale()[1]
     return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
 
 

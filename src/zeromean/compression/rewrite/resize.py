@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
 from zeromean.layers.embedding import Embedding
 from zeromean.layers.linear import Linear
@@ -88,5 +89,5 @@ def norm_with_units(norm: Any, keep: Tensor) -> nn.Module:
 def _weight(layer: Any) -> Tensor:
     """The weight of a layer; for a variance layer, its scale."""
     if isinstance(layer, StochasticLayer):
-        return layer.weight.mean_and_scale()[1]
+        return independent(layer.weight, "zm.compress").mean_and_scale()[1]
     return layer.weight

@@ -29,6 +29,7 @@ from zeromean.compression.units.roles import (
     unit_sources,
 )
 from zeromean.compression.units.states import states_read
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.layers.linear import Linear
 from zeromean.layers.stochastic_layer import StochasticLayer
 
@@ -111,7 +112,7 @@ def _of_groups(layer: Any, source: Units | None, *, alone: bool) -> Units:
 
 def _looked_up(layer: Any) -> Units:
     if isinstance(layer, StochasticLayer):
-        scale = layer.weight.mean_and_scale()[1].detach()
+        scale = independent(layer.weight, "zm.compress").mean_and_scale()[1].detach()
         constants = torch.where((scale != 0).any(0), math.nan, scale[0])
     else:
         rows = layer.weight.detach()

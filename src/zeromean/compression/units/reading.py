@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.compression.units.layout import Units
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.layers.linear import Linear
 from zeromean.layers.stochastic_layer import StochasticLayer
 
@@ -34,7 +35,7 @@ def foldable(layer: Any, source: Units) -> Tensor:
 def taps(layer: Any) -> Tensor:
     """The weight of a layer as `(outputs, inputs, places)`; for a variance layer its scale."""
     if isinstance(layer, StochasticLayer):
-        weight = layer.weight.mean_and_scale()[1]
+        weight = independent(layer.weight, "zm.compress").mean_and_scale()[1]
     else:
         weight = layer.weight
     if getattr(layer, "transposed", False):

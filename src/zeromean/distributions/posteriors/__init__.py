@@ -1,6 +1,8 @@
 """Distributions of a weight, one a file: how it is drawn, its moments, what the KL term needs."""
 
 from zeromean.distributions.posteriors.additive import Additive
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
+from zeromean.distributions.posteriors.full_covariance import FullCovariance
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import (
     Posterior,
@@ -11,6 +13,8 @@ from zeromean.distributions.posteriors.zero_mean import ZeroMean
 
 __all__ = [
     "Additive",
+    "FactorizedPosterior",
+    "FullCovariance",
     "Multiplicative",
     "Posterior",
     "PosteriorFactory",

@@ -13,16 +13,12 @@ from zeromean.arguments import (
     require_dtype,
 )
 from zeromean.distributions.noise import NoiseFamily, normal
-from zeromean.distributions.posteriors.posterior import (
-    Posterior,
-    WeightLayout,
-    _log_magnitude,
-    _require_finite,
-)
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
+from zeromean.distributions.posteriors.posterior import WeightLayout, _require_finite
 from zeromean.functional.numerics import smallest_normal
 
 
-class Additive(Posterior):
+class Additive(FactorizedPosterior):
     """w = mean + σ · ε with a mean and a log-variance for every weight.
 
     The gradient of the mean is free of the weight's own noise, which is what lets sparse

@@ -14,16 +14,11 @@ from zeromean.arguments import (
     require_dtype,
 )
 from zeromean.distributions.noise import NoiseFamily, normal
-from zeromean.distributions.posteriors.posterior import (
-    SHARES,
-    Posterior,
-    WeightLayout,
-    _log_magnitude,
-    _require_finite,
-)
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
+from zeromean.distributions.posteriors.posterior import SHARES, WeightLayout, _require_finite
 
 
-class Multiplicative(Posterior):
+class Multiplicative(FactorizedPosterior):
     """w = mean · (1 + √α · ε): Gaussian dropout with a learned α. Kingma et al. (2015).
 
     Args:

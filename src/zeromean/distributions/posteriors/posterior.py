@@ -1,15 +1,13 @@
-"""What q(W) is: the variational parameters of a weight tensor and its noise family.
+"""What q(W) is: a distribution of one weight tensor, whether or not its weights are independent.
 
-Every posterior is w = mean + scale · ε, with ε of zero mean and unit variance, independent for each
-weight (but for `zm.factorized` noise, where weights of a row or a column share a factor).
-Its parameters stand in a layer's state dict under `weight.`: `scale` (ZeroMean), `mean` and
-`log_alpha` (Multiplicative), `mean` and `log_variance` (Additive); and `mask`, once weights have
-been pruned: a pruned weight is exactly zero and has no noise.
+Its parameters stand in a layer's state dict under `weight.`; and `mask`, once weights have been
+pruned: a pruned weight is exactly zero and has no noise. Most are a `FactorizedPosterior`.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +24,6 @@ from zeromean.arguments import (
     shown,
 )
 from zeromean.distributions.noise import NOISES, NoiseFamily
-from zeromean.functional.numerics import smallest_normal
 
 SHARES = ("layer", "neuron", "weight")
 
@@ -75,6 +72,21 @@ class Posterior(nn.Module):
         self.layout = layout
         self.register_buffer("mask", None)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__bases__ == (Posterior,) and "mean_and_scale" in vars(cls):
+            from zeromean.distributions.posteriors import factorized
+
+            # In 0.1 all weights were independent, and subclasses of this one said how.
+            if hasattr(factorized, "FactorizedPosterior"):  # It is being defined otherwise.
+                cls.__bases__ = (factorized.FactorizedPosterior,)
+                warnings.warn(
+                    f"{cls.__name__} has a mean and a scale for every weight, so that it should be "
+                    "a subclass of zm.FactorizedPosterior, which it is taken for until 0.3.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "mask" and value is not None:
             value = self._require_mask(value)
@@ -82,16 +94,33 @@ class Posterior(nn.Module):
 
     # What a posterior must answer.
 
-    def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
-        """The mean (None: exactly zero) and a signed standard deviation of every weight."""
+    def moments(self, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        """Mean and variance of every weight by itself; a mean of None is exactly zero.
+
+        Args:
+            rows: Indices along dimension 0. Only these rows are computed, in the shape
+                `(*rows.shape, *shape[1:])`, so that an embedding does not touch its whole table.
+        """
         raise NotImplementedError
 
-    def log_variance_per_weight(self) -> Tensor:
-        """Logarithm of the variance of every weight, in its shape; −∞ for pruned weights."""
+    def mean_weight(self, rows: Tensor | None = None) -> Tensor | None:
+        """The mean of every weight alone; None: exactly zero."""
         raise NotImplementedError
 
-    def log_alpha_per_weight(self) -> Tensor:
-        """log α = log(variance / mean²) of every weight, in its shape; +∞ for pruned weights."""
+    def draw_noise(self) -> Tensor:
+        """Draw ε for one weight tensor, for `forward`."""
+        raise NotImplementedError
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """The weight that this noise gives.
+
+        Args:
+            noise: One ε for every weight, `(*shape)`, or several draws, `(*, *shape)`.
+        """
+        raise NotImplementedError
+
+    def log_determinant(self) -> Tensor:
+        """log det of the covariance of the weights that are random."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -102,55 +131,11 @@ class Posterior(nn.Module):
         """Take a trained weight over as the mean (ZeroMean: its magnitude as the scale)."""
         raise NotImplementedError
 
-    def clip_log_alpha_(self, low: float, high: float) -> None:
-        """Project log α into [low, high], in place, where it is learned."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say how its log α is clipped; give it a method "
-            "clip_log_alpha_(low, high)."
-        )
-
     # What follows from it.
-
-    def moments(self, rows: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
-        """Mean and variance of every weight; a mean of None is exactly zero.
-
-        A variance too small for a normal floating-point number is exactly zero: training drives
-        most scales of a variance layer there, and denormals make matrix products crawl.
-
-        Args:
-            rows: Indices along dimension 0. Only these rows are computed, in the shape
-                `(*rows.shape, *shape[1:])`, so that an embedding does not touch its whole table.
-        """
-        mean, scale = self.mean_and_scale(rows)
-        return mean, flushed(self.silenced(scale, rows)).square()
-
-    def mean_weight(self, rows: Tensor | None = None) -> Tensor | None:
-        """The mean of every weight alone; None: exactly zero."""
-        return self.mean_and_scale(rows)[0] if self.has_mean else None
 
     def sample(self) -> Tensor:
         """Draw one weight tensor."""
-        mean, scale = self.mean_and_scale()
-        scale = self.silenced(scale)
-        return _combined(mean, scale, self.noise(scale))
-
-    def draw_noise(self) -> Tensor:
-        """Draw ε for one weight tensor, for `forward`."""
-        return self.noise(self.mean_and_scale()[1].detach())
-
-    def forward(self, noise: Tensor) -> Tensor:
-        """The weight, mean + scale · noise, that this noise gives.
-
-        Args:
-            noise: One ε for every weight, `(*shape)`, or several draws, `(*, *shape)`.
-        """
-        mean, scale = self.mean_and_scale()
-        return _combined(mean, self.silenced(scale), noise)
-
-    def deviation(self) -> Tensor:
-        """Draw one weight tensor less its mean."""
-        scale = self.silenced(self.mean_and_scale()[1])
-        return scale * self.noise(scale)
+        return self(self.draw_noise())
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
@@ -269,20 +254,6 @@ class Posterior(nn.Module):
 
 
 PosteriorFactory = Callable[..., Posterior]
-
-
-def flushed(scale: Tensor) -> Tensor:
-    """The scale, at exactly zero where its square would be too small for a normal number."""
-    return F.hardshrink(scale, math.sqrt(smallest_normal(scale.dtype)))
-
-
-def _combined(mean: Tensor | None, scale: Tensor, noise: Tensor) -> Tensor:
-    return scale * noise if mean is None else torch.addcmul(mean, scale, noise)
-
-
-def _log_magnitude(weight: Tensor) -> Tensor:
-    # Finite at zero, in value and gradient: clamp_min passes no gradient below its bound.
-    return weight.abs().clamp_min(torch.finfo(weight.dtype).tiny).log()
 
 
 def _require_shape(shape: Any) -> torch.Size:

@@ -12,10 +12,11 @@ from zeromean.arguments import (
     require_dtype,
 )
 from zeromean.distributions.noise import NoiseFamily, normal
-from zeromean.distributions.posteriors.posterior import Posterior, WeightLayout, _log_magnitude
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
+from zeromean.distributions.posteriors.posterior import WeightLayout
 
 
-class ZeroMean(Posterior):
+class ZeroMean(FactorizedPosterior):
     """w = scale · ε: everything the weight knows is in its variance.
 
     `scale` is signed and starts uniformly in ±1/√fan_in; the standard deviation is its absolute

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import zeromean as zm
+from zeromean.distributions.posteriors.factorized import independent
 
 
 @torch.no_grad()
@@ -24,6 +25,7 @@ def log_std(model: nn.Module, name: str, inputs: Tensor, batch_size: int = 1000)
     finally:
         handle.remove()
         model.train(was_training)
-    variances = [layer.linear_map().moments(x, layer.weight)[1] for x in seen]
+    weight = independent(layer.weight, "log σ of outputs")
+    variances = [layer.linear_map().moments(x, weight)[1] for x in seen]
     variance = torch.cat(variances)
     return 0.5 * variance.clamp_min(torch.finfo(variance.dtype).tiny).log()

@@ -20,6 +20,7 @@ import zeromean as zm
 from zeromean import functional
 from zeromean.conversion.certificate import effective_log_alpha
 from zeromean.distributions.noise import NOISES
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import Author
@@ -352,4 +353,5 @@ def _approximate_kl(layer: zm.StochasticLayer) -> float:
     """The KL to the log-uniform prior by the sigmoid fit, whatever the layer's own prior is."""
     if not layer.weight.has_mean:
         return 0.0
-    return functional.log_uniform_kl_approx(layer.weight.log_alpha_per_weight()).sum().item()
+    log_alpha = independent(layer.weight, "log α").log_alpha_per_weight()
+    return functional.log_uniform_kl_approx(log_alpha).sum().item()

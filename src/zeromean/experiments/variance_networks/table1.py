@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import zeromean as zm
+from zeromean.distributions.posteriors.factorized import independent
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, POSTER, Author
 from zeromean.experiments.runs.figure import bars, figure, histogram, over_seeds
@@ -194,4 +195,5 @@ def _stuck_share(model: Any) -> float:
 
 
 def _log_alpha(model: Any) -> torch.Tensor:
-    return zm.stochastic_layers(model)["dense1"].weight.log_alpha_per_weight().flatten()
+    weight = independent(zm.stochastic_layers(model)["dense1"].weight, "log α")
+    return weight.log_alpha_per_weight().flatten()

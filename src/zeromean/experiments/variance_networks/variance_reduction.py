@@ -251,7 +251,7 @@ def _noise_variance(config: Config) -> list[dict[str, float]]:
         additive = _with_middle_layer(trained, zm.Additive)
         with torch.no_grad():
             middle = multiplicative.get_submodule("3.weight")
-            assert isinstance(middle, zm.Posterior)
+            assert isinstance(middle, zm.FactorizedPosterior)
             additive.get_parameter("3.weight.log_variance").copy_(middle.log_variance_per_weight())
         row = {"log_alpha": log_alpha}
         for name, model in (("multiplicative", multiplicative), ("additive", additive)):
