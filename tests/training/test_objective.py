@@ -136,7 +136,7 @@ def test_warmup_rises_from_start_to_end(schedule):
 
 
 def test_a_posterior_that_cannot_clip_its_log_alpha_says_so():
-    class Own(zm.Posterior):
+    class Own(zm.FactorizedPosterior):
         pass
 
     model = nn.Sequential(Own((2, 3), zm.normal, WeightLayout()))
