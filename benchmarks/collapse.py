@@ -28,7 +28,7 @@ import zeromean as zm  # noqa: E402
 STEPS, BATCH, LR, LOG_ALPHA_LR, HIDDEN = 400, 100, 1e-2, 3e-2, 50
 AS_BAD_AS_A_CONSTANT = 0.9
 # Posterior and prior, and the initial noise of each: the default comes first.
-NETWORKS: dict[str, tuple[Callable, zm.priors.Prior, tuple[dict[str, float], ...]]] = {
+NETWORKS: dict[str, tuple[Callable, zm.Prior, tuple[dict[str, float], ...]]] = {
     "Additive, Normal(learn=True)": (
         zm.Additive,
         zm.Normal(learn=True),

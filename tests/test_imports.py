@@ -118,6 +118,14 @@ def test_old_paths_work_and_say_where_the_module_has_gone(monkeypatch, old):
         _ = module.nothing
 
 
+def test_packages_and_old_modules_are_attributes_too(monkeypatch):
+    assert zm.samplers.local is zm.local
+    assert zm.training.fit.__name__ == "fit"
+    monkeypatch.delitem(sys.modules, "zeromean.posteriors", raising=False)
+    with pytest.warns(DeprecationWarning, match="has moved"):
+        assert zm.posteriors.Additive is zm.Additive
+
+
 def test_an_old_path_does_not_hide_a_function_of_its_name():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

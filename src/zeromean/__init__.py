@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zeromean.moved import Package
+from zeromean.moved import MOVED, Package
 
 if TYPE_CHECKING:
     from zeromean.compression.compress import compress
@@ -225,7 +225,21 @@ _HOMES = {
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 # Packages that are used as `zm.training.fit`, without an import of their own.
-_PACKAGES = ("data", "estimators", "export", "functional", "models", "training")
+_PACKAGES = (
+    "compression",
+    "conversion",
+    "data",
+    "distributions",
+    "estimators",
+    "export",
+    "files",
+    "functional",
+    "layers",
+    "models",
+    "prediction",
+    "samplers",
+    "training",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -233,7 +247,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"zeromean.{_MODULE_OF[name]}"), name)
         globals()[name] = value  # From now on an attribute like any other.
         return value
-    if name in _PACKAGES:
+    if name in _PACKAGES or name in MOVED:
         return import_module(f"zeromean.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
