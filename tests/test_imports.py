@@ -17,6 +17,7 @@ ORDER = (
     "moved",
     "arguments",
     "extras",
+    "registry",
     "functional",
     "distributions",
     "samplers",

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         predictive_uncertainty,
         sample_outputs,
     )
+    from zeromean.registry import register
     from zeromean.samplers.outputs import local, moment_matched
     from zeromean.samplers.weights import auto, flipout, mean, weight
     from zeromean.training.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
@@ -116,6 +117,7 @@ __all__ = [
     "quantize_",
     "rademacher",
     "recalibrate_batchnorm_",
+    "register",
     "require_optimized",
     "sample_outputs",
     "sampling",
@@ -195,6 +197,7 @@ _HOMES = {
         "predictive_uncertainty",
         "sample_outputs",
     ),
+    "registry": ("register",),
     "samplers.outputs": (
         "local",
         "moment_matched",

@@ -331,7 +331,7 @@ class OwnPosterior(zm.ZeroMean):
 )
 def test_what_a_file_cannot_describe_is_refused(what, options, tmp_path):
     model = stochastic(**options)
-    sentence = rf"Layer 0 has a {what} of its own.*save model.state_dict\(\) instead"
+    sentence = rf"The {what} at 0, .* is not registered.*@zm.register\('{what}'\)"
     with pytest.raises(ValueError, match=sentence):
         zm.save(model, tmp_path / "m.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -418,7 +418,6 @@ def test_masks_are_saved_and_only_files_with_masks_need_the_newer_format(tmp_pat
         lambda header: header.update(aliases={"5.bias": "9.bias"}),
         lambda header: header.pop("layers"),
         lambda header: header["layers"]["5"].pop("posterior"),
-        lambda header: header["layers"]["5"].update(sampler="guess"),
         lambda header: header["layers"]["5"].update(prior={"name": "Normal", "width": 1.0}),
         lambda header: header["layers"]["5"].update(tied_to="6"),
     ],
@@ -428,6 +427,13 @@ def test_damaged_header_is_refused(change, tmp_path):
     zm.save(stochastic(), path)
     rewrite_header(path, change)
     assert_refuses(path, "m.safetensors has a damaged header")
+
+
+def test_a_part_that_is_not_registered_is_named(tmp_path):
+    path = tmp_path / "m.safetensors"
+    zm.save(stochastic(), path)
+    rewrite_header(path, lambda header: header["layers"]["5"].update(sampler="guess"))
+    assert_refuses(path, "m.safetensors.* no sampler is registered as 'guess'; import")
 
 
 def test_header_that_is_no_json_is_refused(tmp_path):
@@ -460,7 +466,7 @@ def test_a_subclass_of_a_layer_is_refused_when_it_is_saved(tmp_path):
     class Scaled(zm.Linear):
         pass
 
-    with pytest.raises(ValueError, match="layer class of its own"):
+    with pytest.raises(ValueError, match=r"Scaled.* is not registered"):
         zm.save(nn.Sequential(Scaled(3, 2)), tmp_path / "model.safetensors")
 
 

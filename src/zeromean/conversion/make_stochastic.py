@@ -118,7 +118,9 @@ def make_stochastic_(
             twins[module] = twin = recurrent_twin(module, posterior, prior, posteriors)
         else:
             tied = posteriors.get(module.weight)
-            twins[module] = twin = stochastic_twin(name, module, posterior, prior, sampler, tied)
+            twins[module] = twin = stochastic_twin(
+                name, module, posterior, prior, sampler, tied=tied
+            )
             posteriors[module.weight] = twin.weight
         ratio = _noise_over_signal(twin)
         if ratio is not None:

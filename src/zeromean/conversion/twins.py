@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +11,8 @@ from torch import Tensor, nn
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory, WeightLayout
-from zeromean.layers.convolution import (
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose2d,
-    convolution_settings,
-)
 from zeromean.layers.dropout.unit_noise import UnitNoise, UnitScale
-from zeromean.layers.embedding import Embedding
-from zeromean.layers.linear import Linear
-from zeromean.layers.recurrent import GRU, LSTM, RecurrentLayer
+from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_layer import (
     PriorChoice,
     SamplerChoice,
@@ -30,11 +20,12 @@ from zeromean.layers.stochastic_layer import (
     build_posterior,
 )
 from zeromean.layers.stochastic_module import StochasticModule
+from zeromean.registry import LAYERS
 
 
 def has_twin(module: nn.Module) -> bool:
     """Whether a module of this very class has a stochastic twin."""
-    return type(module) in (*_TWINS, *_RECURRENT_TWINS)
+    return type(module) in _layers_by_twin()
 
 
 def stochastic_twin(
@@ -43,9 +34,16 @@ def stochastic_twin(
     posterior: PosteriorFactory,
     prior: PriorChoice,
     sampler: SamplerChoice,
+    *,
+    kind: type[StochasticLayer] | None = None,
     tied: Posterior | None = None,
 ) -> StochasticLayer:
-    """The stochastic twin of a torch layer, with its weight, its bias, its hooks and its mode."""
+    """The stochastic twin of a torch layer, with its weight, its bias, its hooks and its mode.
+
+    Args:
+        kind: The class of the twin, where several have the same torch layer. Default: the first.
+        tied: The posterior of another layer, which this one shares.
+    """
 
     def factory(shape: torch.Size, **options: Any) -> Posterior:
         if tied is not None:
@@ -56,7 +54,9 @@ def stochastic_twin(
         return distribution.requires_grad_(module.weight.requires_grad)
 
     place = {"device": module.weight.device, "dtype": module.weight.dtype}
-    layer = _TWINS[type(module)](module, posterior=factory, prior=prior, sampler=sampler, **place)
+    layer = (kind or _layers_by_twin()[type(module)]).from_torch(
+        module, posterior=factory, prior=prior, sampler=sampler, **place
+    )
     if layer.bias is not None:
         layer.bias = module.bias
     return _take_over_(layer, module)
@@ -70,7 +70,7 @@ def recurrent_twin(
 ) -> RecurrentLayer:
     """The same for LSTM and GRU, whose weights are added to the `posteriors` so far."""
     like = weights_of(module)[0]
-    layer = _RECURRENT_TWINS[type(module)](
+    layer = _layers_by_twin()[type(module)](
         module.input_size,
         module.hidden_size,
         module.num_layers,
@@ -92,6 +92,11 @@ def recurrent_twin(
     for name, _ in list(layer.named_parameters(recurse=False)):
         setattr(layer, name, module.get_parameter(name))
     return _take_over_(layer, module)
+
+
+def _layers_by_twin() -> dict[Any, Any]:
+    """The layer of each torch layer that was registered first: ours, where there are several."""
+    return {layer.torch_twin: layer for layer in reversed(list(LAYERS.values()))}
 
 
 def weights_of(module: nn.Module) -> list[Any]:
@@ -199,18 +204,6 @@ def _take_over_(new: Any, old: nn.Module) -> Any:
     return new.train(old.training)
 
 
-def _convolution_twin(layer: Callable[..., StochasticLayer]) -> Callable[..., StochasticLayer]:
-    return lambda module, **options: layer(**convolution_settings(module), **options)
-
-
-def _linear_twin(module: nn.Linear, **options: Any) -> Linear:
-    return Linear(module.in_features, module.out_features, module.bias is not None, **options)
-
-
-def _embedding_twin(module: nn.Embedding, **options: Any) -> Embedding:
-    return Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, **options)
-
-
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -221,12 +214,3 @@ _HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
-
-_TWINS: dict[Any, Callable[..., StochasticLayer]] = {
-    nn.Linear: _linear_twin,
-    nn.Embedding: _embedding_twin,
-    **{layer.torch_twin: _convolution_twin(layer) for layer in (Conv1d, Conv2d, Conv3d)},
-    nn.ConvTranspose2d: _convolution_twin(ConvTranspose2d),
-}
-
-_RECURRENT_TWINS: dict[Any, type[RecurrentLayer]] = {nn.LSTM: LSTM, nn.GRU: GRU}

@@ -14,26 +14,31 @@ import torch
 from torch import Tensor
 
 from zeromean.arguments import require_floating
+from zeromean.registry import register
 
 NoiseFamily = Callable[[Tensor], Tensor]
 
 
+@register("noise")
 def normal(like: Tensor) -> Tensor:
     """Standard normal noise."""
     return _in_memory_order(torch.randn_like, like)
 
 
+@register("noise")
 def rademacher(like: Tensor) -> Tensor:
     """Bernoulli noise on ±1, each with probability ½: the paper's Bernoulli variance layer."""
     # Detached, as forward-mode differentiation does not know integers.
     return _in_memory_order(torch.randint_like, like.detach(), 2).mul(2).sub(1)
 
 
+@register("noise")
 def uniform(like: Tensor) -> Tensor:
     """Uniform noise on ±√3, which has unit variance; Uniform(−1, 1) would have variance ⅓."""
     return _in_memory_order(torch.rand_like, like).sub(0.5).mul(2 * math.sqrt(3.0))
 
 
+@register("noise")
 def factorized(like: Tensor) -> Tensor:
     """Noise of rank one: f(a_i) · f(b_j) with normal a, b and f(x) = sign(x) √|x|.
 
@@ -60,11 +65,3 @@ def _in_memory_order(draw: Callable[..., Tensor], like: Tensor, *arguments: int)
     channels_last = like.movedim(1, -1)
     noise = draw(channels_last, *arguments, memory_format=torch.contiguous_format)
     return noise.movedim(-1, 1)
-
-
-NOISES: dict[str, NoiseFamily] = {
-    "normal": normal,
-    "rademacher": rademacher,
-    "uniform": uniform,
-    "factorized": factorized,
-}

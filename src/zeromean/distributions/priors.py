@@ -24,6 +24,7 @@ from zeromean.distributions.posteriors.factorized import FactorizedPosterior, in
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.functional.numerics import wide
+from zeromean.registry import register
 
 
 @runtime_checkable
@@ -35,6 +36,7 @@ class Prior(Protocol):
         ...
 
 
+@register("prior")
 @dataclass(frozen=True, init=False)
 class LogUniform:
     """p(w) ∝ 1/|w|, the prior of variational dropout.
@@ -65,10 +67,14 @@ class LogUniform:
             )
         return _sum_over_alpha(_exact_log_uniform_kl, posterior)
 
+    def settings(self) -> dict[str, str]:
+        return {"kl": self.method}
+
     def __repr__(self) -> str:
         return f"LogUniform(kl={self.method!r})"
 
 
+@register("prior")
 @dataclass(frozen=True, init=False)
 class StudentT:
     """Student's t with `df` degrees of freedom: a proper prior that tends to LogUniform.
@@ -104,10 +110,14 @@ class StudentT:
         mean, _, log_variance = _moments(posterior)
         return _total(posterior, functional.student_t_kl(mean, log_variance, self.df))
 
+    def settings(self) -> dict[str, float | str]:
+        return {"df": self.df, "kl": self.method}
+
     def __repr__(self) -> str:
         return f"StudentT(df={self.df:g}, kl={self.method!r})"
 
 
+@register("prior")
 @dataclass(frozen=True)
 class ARD:
     """Automatic relevance determination: N(0, λ²) with a λ for every weight, at its optimum.
@@ -123,6 +133,7 @@ class ARD:
         return _sum_over_alpha(functional.ard_kl, posterior)
 
 
+@register("prior")
 @dataclass(frozen=True)
 class Normal:
     """N(0, scale²).

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,8 @@ from torch import Tensor, nn
 
 from zeromean.arguments import require_model
 from zeromean.conversion.twins import plain_layer, plain_recurrent, recurrent_twin, stochastic_twin
-from zeromean.distributions.noise import NOISES
-from zeromean.distributions.posteriors.additive import Additive
-from zeromean.distributions.posteriors.full_covariance import FullCovariance
-from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
-from zeromean.distributions.posteriors.zero_mean import ZeroMean
-from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
+from zeromean.distributions.priors import Prior
 from zeromean.files.safetensors import (
     _without_aliases,
     damaged_header,
@@ -34,26 +29,27 @@ from zeromean.files.safetensors import (
     read_safetensors,
     write_safetensors,
 )
-from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
-from zeromean.layers.embedding import Embedding
-from zeromean.layers.linear import Linear
-from zeromean.layers.recurrent import GRU, LSTM, RecurrentLayer
+from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_layer import StochasticLayer
 from zeromean.layers.stochastic_module import own_sampler, stochastic_modules
 from zeromean.layers.surgery import replace_modules_
 from zeromean.prediction.randomness import forked_generators
-from zeromean.samplers.sampler import SAMPLERS
+from zeromean.registry import (
+    LAYERS,
+    NOISES,
+    POSTERIORS,
+    PRIORS,
+    SAMPLERS,
+    Registry,
+    UnregisteredError,
+)
 
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 # 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
 FORMAT_VERSION = 4
 _HEADER = "zeromean"
-_LAYERS = {
-    cls.__name__: cls for cls in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
-}
-_RECURRENT_LAYERS = {cls.__name__: cls for cls in (LSTM, GRU)}
-_POSTERIORS = {cls.__name__: cls for cls in (ZeroMean, Multiplicative, Additive, FullCovariance)}
-_PRIORS = {cls.__name__: cls for cls in (LogUniform, StudentT, ARD, Normal)}
+# What a header says of a layer besides the arguments of its posterior.
+_OF_LAYER = ("layer", "posterior", "noise", "prior", "sampler", "tied_to")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -99,6 +95,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         _tie_(model, header["aliases"])
     except _OtherModelError:
         raise
+    except UnregisteredError as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
     except Exception as error:  # What a header can say wrong ends in errors of every kind.
         raise damaged_header(path, error) from error
     # A model on the meta device has nothing to copy into.
@@ -186,10 +184,10 @@ def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
             continue  # Noise on units stands in the code of the architecture.
         posterior = layer.weight
         layers[name] = {
-            "layer": _name_of(type(layer), _LAYERS, "layer class", name),
+            "layer": _name_of(type(layer), LAYERS, name),
             **_describe_posterior(posterior, name),
             "prior": _describe_prior(layer.prior, name),
-            "sampler": _name_of(own_sampler(layer), SAMPLERS, "sampler", name),
+            "sampler": _name_of(own_sampler(layer), SAMPLERS, name),
             "tied_to": owners.get(posterior),
         }
         owners.setdefault(posterior, name)
@@ -203,40 +201,46 @@ def _describe_recurrent(layer: RecurrentLayer, name: str) -> dict[str, Any]:
             f"Layer {name} has posteriors of several kinds, which a file cannot describe; save "
             "model.state_dict() instead."
         )
-    kind = _name_of(type(layer), _RECURRENT_LAYERS, "layer class", name)
+    kind = _name_of(type(layer), LAYERS, name)
     return {"layer": kind, **first, "prior": _describe_prior(layer.prior, name)}
 
 
 def _describe_posterior(posterior: Posterior, layer: str) -> dict[str, Any]:
-    settings = {
-        "posterior": _name_of(type(posterior), _POSTERIORS, "posterior", layer),
-        "noise": _name_of(posterior.noise, NOISES, "noise", layer),
+    return {
+        "posterior": _name_of(type(posterior), POSTERIORS, layer),
+        "noise": _name_of(posterior.noise, NOISES, layer),
+        **posterior.settings(),
     }
-    if isinstance(posterior, Multiplicative):
-        settings["share"] = posterior.share
-    return settings
 
 
 def _describe_prior(prior: Prior | None, layer: str) -> dict[str, Any] | None:
     if prior is None:
         return None
-    name = _name_of(type(prior), _PRIORS, "prior", layer)
-    fields = asdict(prior)  # pyright: ignore[reportArgumentType]
+    name = _name_of(type(prior), PRIORS, layer)
+    own: Any = getattr(prior, "settings", partial(_fields, prior))
     # JSON does not know numpy's numbers.
-    settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in fields.items()}
-    if "method" in settings:
-        settings["kl"] = settings.pop("method")
+    settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in own().items()}
     return {"name": name, **settings}
 
 
-def _name_of(value: Any, registry: dict[str, Any], what: str, layer: str) -> str:
-    for name, known in registry.items():
-        if value is known:
-            return name
-    raise ValueError(
-        f"Layer {layer} has a {what} of its own, {value!r}, which a file cannot describe; "
-        "save model.state_dict() instead."
-    )
+def _fields(prior: Any) -> dict[str, Any]:
+    if not is_dataclass(prior) or isinstance(prior, type):
+        raise ValueError(
+            f"A file cannot tell what builds {prior!r} again; make it a dataclass, or give it a "
+            "method settings() that returns its arguments as a dict."
+        )
+    return asdict(prior)
+
+
+def _name_of(part: Any, registry: Registry, layer: str) -> str:
+    name = registry.name_of(part)
+    if name is None:
+        kind = registry.kind
+        raise ValueError(
+            f"The {kind} at {layer}, {part!r}, is not registered, so that a file cannot name it; "
+            f"put @zm.register({kind!r}) above its definition, or save model.state_dict()."
+        )
+    return name
 
 
 def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.Module:
@@ -251,7 +255,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
             module = plain_layer(name, found, "sample", {})
         elif isinstance(found, RecurrentLayer):
             module = plain_recurrent(name, found, "sample", drawn)
-        if found is None or type(module) is not getattr(nn, settings["layer"]):
+        if found is None or type(module) is not LAYERS[settings["layer"]].torch_twin:
             raise _OtherModelError(
                 f"{path} needs a {settings['layer']} at {name!r}, but the model has "
                 f"{'nothing' if found is None else type(found).__name__} there; build the "
@@ -269,21 +273,22 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
             _posterior(settings),
             _prior(settings["prior"]),
             SAMPLERS[settings["sampler"]],
+            kind=LAYERS[settings["layer"]],
             tied=None if tied_to is None else rebuilt[tied_to].weight,
         )
     return replace_modules_(model, replacements)
 
 
 def _posterior(settings: dict[str, Any]) -> PosteriorFactory:
-    options = {"share": settings["share"]} if "share" in settings else {}
-    return partial(_POSTERIORS[settings["posterior"]], noise=NOISES[settings["noise"]], **options)
+    options = {key: value for key, value in settings.items() if key not in _OF_LAYER}
+    return partial(POSTERIORS[settings["posterior"]], noise=NOISES[settings["noise"]], **options)
 
 
 def _prior(settings: dict[str, Any] | None) -> Prior | None:
     if settings is None:
         return None
     arguments = {key: value for key, value in settings.items() if key != "name"}
-    return _PRIORS[settings["name"]](**arguments)
+    return PRIORS[settings["name"]](**arguments)
 
 
 def _oldest_reader(model: nn.Module) -> int:

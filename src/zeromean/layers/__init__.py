@@ -1,7 +1,20 @@
 """Modules that hold a posterior, a prior and a sampler."""
 
+from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers.embedding import Embedding
 from zeromean.layers.linear import Linear
+from zeromean.layers.recurrent import GRU, LSTM
 from zeromean.layers.stochastic_layer import StochasticLayer, stochastic_layers
 
-__all__ = ["Embedding", "Linear", "StochasticLayer", "stochastic_layers"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose2d",
+    "Embedding",
+    "Linear",
+    "StochasticLayer",
+    "stochastic_layers",
+]

@@ -12,9 +12,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from zeromean.arguments import nearest, require_function, require_integer, require_model
 from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_module import stochastic_modules, swapped_samplers
+from zeromean.registry import SAMPLERS
 from zeromean.samplers.fixed_noise import HeldNoise, Noise, draw
 from zeromean.samplers.kinds import Draws, drawn_by
-from zeromean.samplers.sampler import SAMPLERS, Sampler
+from zeromean.samplers.sampler import Sampler
 
 # What draws dropout noise while its own `training` flag is set. TransformerEncoderLayer is here
 # because in eval mode its fused fast path would skip the dropout inside it.
@@ -42,7 +43,7 @@ def sampling(model: nn.Module, sampler: Sampler) -> Iterator[nn.Module]:
     outside; its Dropout, with `zm.mean`, stays off until `copy.train()`.
     """
     require_model(model)
-    require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
+    require_function("sampler", sampler, nearest(sampler, SAMPLERS.shipped))
     layers = stochastic_modules(model).values()
     accepted = {layer: layer.accepted_sampler(sampler) for layer in layers}
     silent = drawn_by(sampler) is Draws.NOTHING

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from zeromean.layers.stochastic_layer import (
     StochasticLayer,
     build_posterior,
 )
+from zeromean.registry import register
 from zeromean.samplers.linear_maps import Convolution, LinearMap
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -152,6 +154,10 @@ class _ConvNd(StochasticLayer):
     def plain_twin(self) -> nn.Module:
         return self.torch_twin(**convolution_settings(self), device="meta")
 
+    @classmethod
+    def from_torch(cls, module: Any, **options: Any) -> Self:
+        return cls(**convolution_settings(module), **options)
+
     def forward(self, input: Tensor) -> Tensor:
         return self._draw(input, self.linear_map())
 
@@ -212,28 +218,29 @@ class _Convolution(_ConvNd):
         super().__init__(geometry, bias, posterior, prior, sampler, device, dtype)
 
 
+@register("layer")
 class Conv1d(_Convolution):
     """`nn.Conv1d` with a random weight."""
 
     torch_twin = nn.Conv1d
 
 
+@register("layer")
 class Conv2d(_Convolution):
     """`nn.Conv2d` with a random weight."""
 
     torch_twin = nn.Conv2d
 
 
+@register("layer")
 class Conv3d(_Convolution):
     """`nn.Conv3d` with a random weight."""
 
     torch_twin = nn.Conv3d
 
 
-class ConvTranspose2d(_ConvNd):
-    """`nn.ConvTranspose2d` with a random weight."""
-
-    torch_twin = nn.ConvTranspose2d
+class ConvTransposeNd(_ConvNd):
+    """torch's signature of transposed convolutions, once."""
 
     def __init__(
         self,
@@ -286,30 +293,36 @@ class ConvTranspose2d(_ConvNd):
     def _padding_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
         """The output padding that gives `output_size`, of which a stride leaves several."""
         output_size = [require_integer("output_size", size) for size in output_size]
-        if len(output_size) not in (2, x.dim()):
+        count = self.num_spatial_dims
+        if len(output_size) not in (count, x.dim()):
+            spatial = ", ".join("DHW"[-count:])
             raise ValueError(
-                f"output_size must be (H, W) or a whole shape, got {tuple(output_size)}."
+                f"output_size must be ({spatial}) or a whole shape, got {tuple(output_size)}."
             )
-        smallest = self._smallest_output(x.shape[-2:])
-        wanted = tuple(output_size[-2:])
+        smallest = self._smallest_output(x.shape[-count:])
+        wanted = tuple(output_size[-count:])
         extra = tuple(size - least for size, least in zip(wanted, smallest, strict=True))
         if any(not 0 <= more < stride for more, stride in zip(extra, self.stride, strict=True)):
             largest = tuple(s + stride - 1 for s, stride in zip(smallest, self.stride, strict=True))
             raise ValueError(
-                f"ConvTranspose2d can give sizes from {smallest} to {largest} for an input of "
-                f"shape {tuple(x.shape)}, got output_size={wanted}."
+                f"{type(self).__name__} can give sizes from {smallest} to {largest} for an input "
+                f"of shape {tuple(x.shape)}, got output_size={wanted}."
             )
         return extra
 
 
-_SPATIAL_DIMS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3, nn.ConvTranspose2d: 2}
+@register("layer")
+class ConvTranspose2d(ConvTransposeNd):
+    """`nn.ConvTranspose2d` with a random weight."""
+
+    torch_twin = nn.ConvTranspose2d
 
 
 def _geometry(
     twin: Any, in_channels: int, out_channels: int, groups: int, padding_mode: str, **sizes: Any
 ) -> Any:
     """torch's layer on the meta device, of sizes that are whole numbers for every dimension."""
-    count = _SPATIAL_DIMS[twin]
+    count = _num_spatial_dims(twin)
     for name, value in sizes.items():
         if name != "padding" or not isinstance(value, str):  # "same" and "valid" are torch's.
             at_least = 0 if "padding" in name else 1
@@ -322,6 +335,11 @@ def _geometry(
         device="meta",
         **sizes,
     )
+
+
+@cache
+def _num_spatial_dims(twin: Any) -> int:
+    return len(twin(1, 1, 1, device="meta").kernel_size)
 
 
 def convolution_settings(module: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +19,11 @@ from zeromean.layers.stochastic_layer import (
     StochasticLayer,
     build_posterior,
 )
+from zeromean.registry import register
 from zeromean.samplers.linear_maps import LinearMap, LookUp
 
 
+@register("layer")
 class Embedding(StochasticLayer):
     """`nn.Embedding` with a random weight; the row of `padding_idx` is zero and has no noise.
 
@@ -78,6 +82,10 @@ class Embedding(StochasticLayer):
         return nn.Embedding(
             self.num_embeddings, self.embedding_dim, self.padding_idx, device="meta"
         )
+
+    @classmethod
+    def from_torch(cls, module: nn.Embedding, **options: Any) -> Self:
+        return cls(module.num_embeddings, module.embedding_dim, module.padding_idx, **options)
 
     def extra_repr(self) -> str:
         sizes = f"{self.num_embeddings}, {self.embedding_dim}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +21,11 @@ from zeromean.layers.stochastic_layer import (
     StochasticLayer,
     build_posterior,
 )
+from zeromean.registry import register
 from zeromean.samplers.linear_maps import Dense, LinearMap
 
 
+@register("layer")
 class Linear(StochasticLayer):
     """`nn.Linear` with a random weight: `(*, in_features)` to `(*, out_features)`."""
 
@@ -64,6 +68,10 @@ class Linear(StochasticLayer):
     def plain_twin(self) -> nn.Module:
         bias = self.bias is not None
         return nn.Linear(self.in_features, self.out_features, bias, device="meta")
+
+    @classmethod
+    def from_torch(cls, module: nn.Linear, **options: Any) -> Self:
+        return cls(module.in_features, module.out_features, module.bias is not None, **options)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {super().extra_repr()}"

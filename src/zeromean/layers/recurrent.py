@@ -31,6 +31,7 @@ from zeromean.layers.stochastic_layer import (
     require_factory,
 )
 from zeromean.layers.stochastic_module import StochasticModule
+from zeromean.registry import register
 from zeromean.samplers.fixed_noise import KeptNoise
 from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.sampler import Sampler
@@ -261,6 +262,7 @@ class RecurrentLayer(StochasticModule):
                 nn.init.uniform_(parameter, -bound, bound)
 
 
+@register("layer")
 class LSTM(RecurrentLayer):
     """`nn.LSTM` with random weights; `proj_size` is not supported.
 
@@ -280,6 +282,7 @@ class LSTM(RecurrentLayer):
         return out.sigmoid() * cell.tanh(), cell
 
 
+@register("layer")
 class GRU(RecurrentLayer):
     """`nn.GRU` with random weights. Called as torch's: `output, h_n = gru(input, h_0)`."""
 

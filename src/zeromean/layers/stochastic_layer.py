@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,11 @@ from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
 from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.layers.stochastic_module import StochasticModule, own_sampler
+from zeromean.registry import POSTERIORS, PRIORS, SAMPLERS
 from zeromean.samplers.kinds import Draws, drawn_by, needs_normal_noise
 from zeromean.samplers.linear_maps import LinearMap
 from zeromean.samplers.outputs import local
-from zeromean.samplers.sampler import SAMPLERS, Sampler
+from zeromean.samplers.sampler import Sampler
 from zeromean.samplers.weights import weight
 
 PriorChoice = Prior | None | Literal["default"]
@@ -81,6 +82,15 @@ class StochasticLayer(StochasticModule):
         """torch's layer of the same geometry, on the meta device."""
         raise NotImplementedError
 
+    @classmethod
+    def from_torch(cls, module: Any, **options: Any) -> Self:
+        """A layer of the geometry of torch's, with weights of its own.
+
+        Args:
+            options: The posterior, prior, sampler, device and dtype.
+        """
+        raise NotImplementedError
+
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
         if drawn_by(sampler) is Draws.CHEAPER and not needs_normal_noise(own_sampler(self)):
             # What another sampler has trained may not be drawn in any other way.
@@ -111,7 +121,7 @@ def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
     independent = isinstance(posterior, FactorizedPosterior)
     if isinstance(sampler, str) and sampler == "default":
         return local if posterior.noise is normal and independent else weight
-    require_function("sampler", sampler, nearest(sampler, list(SAMPLERS)))
+    require_function("sampler", sampler, nearest(sampler, SAMPLERS.shipped))
     assert not isinstance(sampler, str)
     if needs_normal_noise(sampler) and posterior.noise is not normal:
         raise ValueError(
@@ -184,7 +194,7 @@ def require_factory(factory: Any) -> None:
     ):
         raise TypeError(
             "posterior must be a class such as zm.Additive, or functools.partial of one, got "
-            f"{shown(factory)}; use {nearest(factory, _POSTERIORS)}."
+            f"{shown(factory)}; use {nearest(factory, POSTERIORS.shipped)}."
         )
 
 
@@ -197,12 +207,9 @@ def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
 def _prior_hint(prior: Any) -> str:
     if isinstance(prior, type) and isinstance(prior, Prior):
         return f"an instance: {prior.__name__}()"
-    found = nearest(prior, _PRIORS)
-    return f"{found}()" if " or " not in found else "zm." + "(), zm.".join(_PRIORS) + "() or None"
-
-
-_POSTERIORS = ("ZeroMean", "Multiplicative", "Additive")
-_PRIORS = ("LogUniform", "StudentT", "ARD", "Normal")
+    names = PRIORS.shipped
+    found = nearest(prior, names)
+    return f"{found}()" if " or " not in found else "zm." + "(), zm.".join(names) + "() or None"
 
 
 def _name(function: Any) -> str:

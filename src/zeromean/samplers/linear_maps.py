@@ -20,6 +20,7 @@ from zeromean.distributions.posteriors.posterior import Posterior
 # Smaller inputs cost more in copies than they gain in the better memory format.
 _WORTH_COPYING = 2**15
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 class LinearMap(ABC):
@@ -146,7 +147,7 @@ class Convolution(LinearMap):
         geometry = (self.stride, self.padding)
         if self.transposed:
             geometry = (*geometry, self.output_padding, self.groups, self.dilation)
-            return F.conv_transpose2d(x, weight, bias, *geometry)
+            return _TRANSPOSED[len(self.stride)](x, weight, bias, *geometry)
         convolve = _CONVOLUTIONS[len(self.stride)]
         return convolve(x, weight, bias, *geometry, self.dilation, self.groups)
 

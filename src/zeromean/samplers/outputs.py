@@ -9,11 +9,13 @@ from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.functional.numerics import safe_sqrt
+from zeromean.registry import register
 from zeromean.samplers import fused
 from zeromean.samplers.kinds import Draws, draws
 from zeromean.samplers.linear_maps import LinearMap
 
 
+@register("sampler")
 @draws(Draws.OUTPUTS, needs_normal_noise=True)
 def local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
     """Local reparameterization: draw the outputs, op(x, μ) + ε · sqrt(op(x², σ²)).
@@ -28,6 +30,7 @@ def local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = 
     return _draw_locally(op, x, posterior, bias)
 
 
+@register("sampler")
 @draws(Draws.OUTPUTS)
 def moment_matched(
     op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None

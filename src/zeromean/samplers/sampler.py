@@ -21,15 +21,5 @@ from torch import Tensor
 
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.samplers.linear_maps import LinearMap
-from zeromean.samplers.outputs import local, moment_matched
-from zeromean.samplers.weights import auto, flipout, mean, weight
 
 Sampler = Callable[[LinearMap, Tensor, Posterior, Tensor | None], Tensor]
-SAMPLERS: dict[str, Sampler] = {
-    "local": local,
-    "moment_matched": moment_matched,
-    "weight": weight,
-    "flipout": flipout,
-    "mean": mean,
-    "auto": auto,
-}

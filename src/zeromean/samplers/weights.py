@@ -7,11 +7,13 @@ from torch import Tensor
 
 from zeromean.distributions.posteriors.factorized import independent
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.registry import register
 from zeromean.samplers.kinds import Draws, draws
 from zeromean.samplers.linear_maps import LinearMap
 from zeromean.samplers.outputs import moment_matched
 
 
+@register("sampler")
 @draws(Draws.WEIGHTS)
 def weight(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
     """Draw one weight for the whole batch: exact, with a noisier gradient.
@@ -22,6 +24,7 @@ def weight(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None =
     return op(x, posterior.sample(), bias)
 
 
+@register("sampler")
 @draws(Draws.FLIPPED_WEIGHTS)
 def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
     """Draw one weight and flip its signs by object, which decorrelates the objects of a batch.
@@ -37,6 +40,7 @@ def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None 
     return flipped if bias is None else flipped + op.align_bias(bias).to(flipped.dtype)
 
 
+@register("sampler")
 @draws(Draws.NOTHING)
 def mean(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
     """Propagate the means: the weight scaling rule. A zero-mean layer gives just its bias."""
@@ -46,6 +50,7 @@ def mean(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = N
     return op(x, weight_mean, bias)
 
 
+@register("sampler")
 @draws(Draws.CHEAPER)
 def auto(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
     """The cheaper of `weight` and `local`, where the predictions of each example stay the same.

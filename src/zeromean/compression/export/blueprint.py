@@ -20,17 +20,15 @@ from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.compression.rewrite.resize import resized
 from zeromean.compression.units.roles import POINTWISE
-from zeromean.distributions.noise import NOISES
 from zeromean.distributions.posteriors.factorized import independent
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
-from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers.dropout.unit_noise import UnitScale
-from zeromean.layers.embedding import Embedding
-from zeromean.layers.linear import Linear
 from zeromean.layers.stochastic_layer import StochasticLayer
-from zeromean.samplers.sampler import SAMPLERS
+from zeromean.registry import LAYERS, NOISES, SAMPLERS
 
 Tensors = dict[str, Tensor]
+# In front of the names of layers with a random weight.
+_VARIANCE = "zeromean."
 
 
 def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tensors]:
@@ -51,7 +49,7 @@ def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tenso
     elif kind in _CONTAINERS.values():
         children: Any = module._modules  # Also those that come twice.
         blueprint = {"kind": name_in(_CONTAINERS, kind)}
-    elif kind in _VARIANCE_LAYERS.values():
+    elif isinstance(module, StochasticLayer) and LAYERS.name_of(kind):
         return _describe_variance_layer(module, prefix)
     elif kind in _LAYERS.values():
         blueprint, tensors = _describe_layer(module)
@@ -140,7 +138,7 @@ def _describe_variance_layer(layer: Any, prefix: str) -> tuple[dict[str, Any], T
             "compress the model first, or use zm.save."
         )
     blueprint, _ = _describe_layer(layer.plain_twin())
-    blueprint["kind"] = name_in(_VARIANCE_LAYERS, type(layer))
+    blueprint["kind"] = _VARIANCE + name_in(LAYERS, type(layer))
     blueprint["arguments"]["noise"] = name_in(NOISES, layer.weight.noise)
     blueprint["arguments"]["sampler"] = name_in(SAMPLERS, layer.sampler)
     return blueprint, {prefix + name: tensor for name, tensor in stored_tensors(layer).items()}
@@ -157,9 +155,9 @@ def _build_layer(kind: str, arguments: dict[str, Any], tensors: Tensors) -> nn.M
         raise ValueError(f"got {len(tensors)} tensors for {arguments['num_layers']} layers")
     plain = {"SparseLinear": nn.Linear, "SparseConv2d": nn.Conv2d}
     with torch.device("meta"):
-        if kind in _VARIANCE_LAYERS:
+        if kind.startswith(_VARIANCE):
             posterior = _zero_mean_with(NOISES[noise])
-            layer: Any = _VARIANCE_LAYERS[kind](
+            layer: Any = LAYERS[kind.removeprefix(_VARIANCE)](
                 **arguments, posterior=posterior, prior=None, sampler=SAMPLERS[sampler]
             )
         else:
@@ -190,10 +188,6 @@ def _children(network: fx.GraphModule) -> dict[str, nn.Module]:
 
 
 _CONTAINERS: dict[str, Any] = {"Sequential": nn.Sequential, "BatchLast": BatchLast}
-_VARIANCE_LAYERS: dict[str, Any] = {
-    f"zeromean.{layer.__name__}": layer
-    for layer in (Linear, Conv1d, Conv2d, Conv3d, ConvTranspose2d, Embedding)
-}
 _LAYERS: dict[str, Any] = {
     layer.__name__: layer
     for layer in (

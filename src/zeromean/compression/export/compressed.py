@@ -28,6 +28,7 @@ from zeromean.files.safetensors import (
     safetensors_bytes,
     write_safetensors,
 )
+from zeromean.registry import UnregisteredError
 
 # 1: the first. 2: weights can be written in bits.
 FORMAT_VERSION = 2
@@ -127,6 +128,8 @@ def load_compressed(path: str | os.PathLike[str]) -> nn.Module:
             bits = stored.pop(name + tensor_codes.BITS)
             stored[name] = tensor_codes.decode_bits(bits, torch.Size(shape))
         return build(header["model"], stored).eval().requires_grad_(False)
+    except UnregisteredError as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
     except Exception as error:  # What a header can say wrong ends in errors of every kind.
         raise damaged_header(path, error) from error
 

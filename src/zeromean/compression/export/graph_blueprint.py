@@ -9,7 +9,7 @@ from __future__ import annotations
 import keyword
 import operator
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def build_graph(nodes: list[list[Any]], attributes: Collection[str]) -> fx.Graph
     return graph
 
 
-def name_in(registry: dict[str, Any], value: Any) -> str:
+def name_in(registry: Mapping[str, Any], value: Any) -> str:
     """The name under which a function or class is known."""
     for name, known in registry.items():
         if value is known:

@@ -16,8 +16,10 @@ from zeromean.distributions.noise import NoiseFamily, normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
 from zeromean.distributions.posteriors.posterior import WeightLayout, _require_finite
 from zeromean.functional.numerics import smallest_normal
+from zeromean.registry import register
 
 
+@register("posterior")
 class Additive(FactorizedPosterior):
     """w = mean + σ · ε with a mean and a log-variance for every weight.
 

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from zeromean.arguments import require_numbers
 from zeromean.distributions.noise import NoiseFamily, normal
 from zeromean.distributions.posteriors.posterior import Posterior, WeightLayout
+from zeromean.registry import register
 
 # Its factor has the square of this many numbers: 64 MB in single precision.
 MOST_WEIGHTS = 4096
 
 
+@register("posterior")
 class FullCovariance(Posterior):
     """w ~ N(mean, L Lᵀ) over all weights of a layer together, with L lower triangular.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from zeromean.arguments import (
 from zeromean.distributions.noise import NoiseFamily, normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
 from zeromean.distributions.posteriors.posterior import SHARES, WeightLayout, _require_finite
+from zeromean.registry import register
 
 
+@register("posterior")
 class Multiplicative(FactorizedPosterior):
     """w = mean · (1 + √α · ε): Gaussian dropout with a learned α. Kingma et al. (2015).
 
@@ -72,6 +74,9 @@ class Multiplicative(FactorizedPosterior):
     def clip_log_alpha_(self, low: float, high: float) -> None:
         if self.log_alpha.requires_grad:
             self.log_alpha.clamp_(low, high)
+
+    def settings(self) -> dict[str, Any]:
+        return {"share": self.share}
 
     @property
     def weights_per_alpha(self) -> int:

@@ -23,7 +23,8 @@ from zeromean.arguments import (
     require_numbers,
     shown,
 )
-from zeromean.distributions.noise import NOISES, NoiseFamily
+from zeromean.distributions.noise import NoiseFamily
+from zeromean.registry import NOISES
 
 SHARES = ("layer", "neuron", "weight")
 
@@ -66,7 +67,7 @@ class Posterior(nn.Module):
 
     def __init__(self, shape: Sequence[int] | None, noise: NoiseFamily, layout: WeightLayout):
         super().__init__()
-        require_function("noise", noise, nearest(noise, list(NOISES)))
+        require_function("noise", noise, nearest(noise, NOISES.shipped))
         self.shape = _require_shape(shape)
         self.noise = noise
         self.layout = layout
@@ -200,6 +201,10 @@ class Posterior(nn.Module):
 
     def dim(self) -> int:
         return len(self.shape)
+
+    def settings(self) -> dict[str, Any]:
+        """What builds it again, next to the shape and the noise: arguments that JSON knows."""
+        return {}
 
     def extra_repr(self) -> str:
         pruned = "" if self.mask is None else ", pruned"

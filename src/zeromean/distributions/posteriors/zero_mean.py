@@ -14,8 +14,10 @@ from zeromean.arguments import (
 from zeromean.distributions.noise import NoiseFamily, normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
 from zeromean.distributions.posteriors.posterior import WeightLayout
+from zeromean.registry import register
 
 
+@register("posterior")
 class ZeroMean(FactorizedPosterior):
     """w = scale · ε: everything the weight knows is in its variance.
 

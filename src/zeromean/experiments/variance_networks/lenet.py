@@ -19,13 +19,12 @@ from torch import Tensor, nn
 import zeromean as zm
 from zeromean import functional
 from zeromean.conversion.certificate import effective_log_alpha
-from zeromean.distributions.noise import NOISES
 from zeromean.distributions.posteriors.factorized import independent
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import Author
 from zeromean.experiments.runs.log import RunLog
-from zeromean.samplers.sampler import SAMPLERS
+from zeromean.registry import NOISES, SAMPLERS
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet
