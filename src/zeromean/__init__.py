@@ -41,12 +41,10 @@ if TYPE_CHECKING:
     from zeromean.layers.linear import Linear
     from zeromean.layers.recurrent import GRU, LSTM
     from zeromean.layers.stochastic_layer import StochasticLayer, stochastic_layers
-    from zeromean.prediction.predictive import (
-        predict_moments,
-        predict_proba,
-        predictive_uncertainty,
-        sample_outputs,
-    )
+    from zeromean.prediction.classification import predict_proba, predictive_uncertainty
+    from zeromean.prediction.regression import predict_moments
+    from zeromean.prediction.samples import sample_outputs
+    from zeromean.prediction.sources import States
     from zeromean.registry import register
     from zeromean.samplers.outputs import local, moment_matched
     from zeromean.samplers.weights import auto, flipout, mean, weight
@@ -86,6 +84,7 @@ __all__ = [
     "Normal",
     "Posterior",
     "Prior",
+    "States",
     "StochasticLayer",
     "StudentT",
     "UnitNoise",
@@ -191,12 +190,13 @@ _HOMES = {
         "StochasticLayer",
         "stochastic_layers",
     ),
-    "prediction.predictive": (
-        "predict_moments",
+    "prediction.classification": (
         "predict_proba",
         "predictive_uncertainty",
-        "sample_outputs",
     ),
+    "prediction.regression": ("predict_moments",),
+    "prediction.samples": ("sample_outputs",),
+    "prediction.sources": ("States",),
     "registry": ("register",),
     "samplers.outputs": (
         "local",

@@ -12,7 +12,7 @@ from torch.distributions import Categorical
 
 import zeromean as zm
 from zeromean.models.lenet import lenet5_caffe
-from zeromean.prediction import monte_carlo
+from zeromean.prediction import chunks
 from zeromean.prediction.replay import Replay
 from zeromean.prediction.unbatch import take_escaped_
 
@@ -174,7 +174,7 @@ def test_chunks_hold_as_many_samples_as_asked_and_all_are_drawn(x, chunk_size):
 
 
 def test_memory_is_bounded_whatever_the_number_of_samples(x, monkeypatch):
-    monkeypatch.setattr("zeromean.prediction.monte_carlo._ELEMENTS_AT_ONCE", 100)
+    monkeypatch.setattr("zeromean.prediction.chunks.ELEMENTS_AT_ONCE", 100)
     counting = Counting()
     model = nn.Sequential(zm.Linear(4, 6), counting, nn.Linear(6, 3))
     zm.predict_proba(model, x, 50)
@@ -660,13 +660,13 @@ def test_tied_layers_have_one_weight():
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_first_chunk_is_small_where_outputs_are_wide(model, inputs, elements, nested):
-    size = monte_carlo._first_chunk_size(model, ([inputs],) if nested else (inputs,))
-    assert size * elements <= 2 * monte_carlo._ELEMENTS_AT_ONCE
+    size = chunks.first_chunk_size(model, ([inputs],) if nested else (inputs,))
+    assert size * elements <= 2 * chunks.ELEMENTS_AT_ONCE
 
 
 def test_one_image_is_sampled_in_one_chunk():
     model = lenet5_caffe(conv1=zm.Conv2d, conv2=zm.Conv2d, dense1=zm.Linear)
-    assert monte_carlo._first_chunk_size(model, (torch.zeros(1, 1, 28, 28),)) >= 20
+    assert chunks.first_chunk_size(model, (torch.zeros(1, 1, 28, 28),)) >= 20
 
 
 def test_masks_of_minus_infinity_are_inputs_like_others():
@@ -717,11 +717,11 @@ def test_seeded_predictions_in_threads_are_reproduced():
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
 @pytest.mark.parametrize("predict", [zm.predict_proba, zm.predict_moments, zm.sample_outputs])
-def test_batches_of_objects_are_put_together(predict, batch_size):
+def test_batches_of_examples_are_put_together(predict, batch_size):
     model, inputs = network(), torch.randn(7, 4)
     whole = predict(model, inputs, 5, sampler=zm.weight, seed=0)
     parts = predict(model, inputs, 5, sampler=zm.weight, seed=0, batch_size=batch_size)
-    # Every sample is one network, for all objects.
+    # Every sample is one network, for all examples.
     torch.testing.assert_close(parts, whole)
 
 
@@ -750,8 +750,8 @@ def test_batches_bound_what_the_model_sees_at_once():
     assert max(seen) == 4
 
 
-def test_batches_need_objects_along_the_first_dimension():
-    with pytest.raises(ValueError, match=r"objects along dimension 0.*\(3, 2\)"):
+def test_batches_need_examples_along_the_first_dimension():
+    with pytest.raises(ValueError, match=r"examples along dimension 0.*\(3, 2\)"):
         zm.sample_outputs(network(), torch.randn(4, 4), 2, batch_size=2, select=lambda y: y.T)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         zm.sample_outputs(network(), torch.randn(4, 4), 2, batch_size=0)

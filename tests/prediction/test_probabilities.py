@@ -190,15 +190,15 @@ def test_probabilities_of_a_sigmoid_are_taken_or_refused(x):
 
 
 @both
-def test_one_number_for_each_object_is_not_a_set_of_classes(predict, x):
+def test_one_number_for_each_example_is_not_a_set_of_classes(predict, x):
     model = Apply(lambda logits: logits.squeeze(-1), 1)
-    with pytest.raises(ValueError, match=r"one number for each of 30 objects.*link='sigmoid'"):
+    with pytest.raises(ValueError, match=r"one number for each of 30 examples.*link='sigmoid'"):
         predict(model, x)
     loader = DataLoader(TensorDataset(x), batch_size=10)
-    with pytest.raises(ValueError, match=r"one number for each of 30 objects"):
+    with pytest.raises(ValueError, match=r"one number for each of 30 examples"):
         predict(model, loader)
     assert zm.predict_proba(model, x, link="sigmoid").shape == (30,)
-    # One object that is no batch has classes in its only dimension.
+    # One example that is no batch has classes in its only dimension.
     assert zm.predict_proba(chain(), x[0]).shape == (3,)
 
 
@@ -296,7 +296,7 @@ def test_loaders_that_say_too_little_are_refused(loader, message, x):
 def test_a_loader_has_its_own_batches(x):
     with pytest.raises(ValueError, match="has batches of its own; leave batch_size= out"):
         zm.predict_proba(chain(), DataLoader(TensorDataset(x)), batch_size=3)
-    with pytest.raises(ValueError, match="a DataLoader needs outputs with the objects along"):
+    with pytest.raises(ValueError, match="a DataLoader needs outputs with the examples along"):
         zm.sample_outputs(chain(), DataLoader(TensorDataset(x)), select=lambda outputs: outputs.T)
 
 

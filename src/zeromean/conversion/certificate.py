@@ -22,7 +22,7 @@ from zeromean.layers.embedding import Embedding
 from zeromean.layers.linear import Linear
 from zeromean.layers.stochastic_layer import StochasticLayer, stochastic_layers
 from zeromean.layers.stochastic_module import swapped_samplers
-from zeromean.prediction.inputs import Inputs, as_arguments, num_objects_in
+from zeromean.prediction.inputs import Inputs, as_arguments, num_examples_in
 from zeromean.prediction.randomness import seeded
 from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.linear_maps import Convolution, LinearMap, LookUp
@@ -201,7 +201,7 @@ def _look(
     seed: int | None,
 ) -> dict[str, _View]:
     args, kwargs = as_arguments(inputs)
-    num_objects = num_objects_in(args, kwargs)
+    num_objects = num_examples_in(args, kwargs)
     if not num_objects:
         raise ValueError("inputs must hold at least one object, got none.")
     totals = {name: torch.zeros(num_objects, dtype=torch.float64, device="cpu") for name in layers}

@@ -43,7 +43,7 @@ def _batches_of(loader: DataLoader[Any]) -> list[tuple[tuple, dict[str, Any]]]:
     shuffling = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     if any(isinstance(s, shuffling) or getattr(s, "shuffle", False) for s in samplers):
         raise ValueError(
-            "The DataLoader draws its objects in random order, so that nobody could tell whose "
+            "The DataLoader draws its examples in random order, so that nobody could tell whose "
             "predictions these are; build it with shuffle=False."
         )
     batches = []
@@ -86,14 +86,14 @@ def _described(output: Any) -> str:
 def _split(
     arguments: tuple[tuple, dict[str, Any]], batch_size: int
 ) -> list[tuple[tuple, dict[str, Any]]]:
-    """Arguments for at most so many objects at a time, which lie along dimension 0."""
+    """Arguments for at most so many examples at a time, which lie along dimension 0."""
     if any(isinstance(value, PackedSequence) for value in (*arguments[0], *arguments[1].values())):
         raise ValueError("batch_size cannot split a PackedSequence; split the sequences first.")
-    count = num_objects_in(*arguments)
+    count = num_examples_in(*arguments)
 
     def part(start: int) -> Any:
         here = slice(start, start + batch_size)
-        # What is not one for each object (a mask for all, say) every batch gets as it is.
+        # What is not one for each example (a mask for all, say) every batch gets as it is.
         return tree_map_only(
             Tensor, lambda t: t[here] if t.dim() and len(t) == count else t, arguments
         )
@@ -101,11 +101,11 @@ def _split(
     return [part(start) for start in range(0, max(count, 1), batch_size)]
 
 
-def num_objects_in(args: tuple, kwargs: dict[str, Any]) -> int:
-    """How many objects there are, by the first tensor that has dimensions."""
+def num_examples_in(args: tuple, kwargs: dict[str, Any]) -> int:
+    """How many examples there are, by the first tensor that has dimensions."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()]
     if not tensors:
-        raise ValueError("inputs must hold a tensor with the objects along dimension 0, got none.")
+        raise ValueError("inputs must hold a tensor with the examples along dimension 0, got none.")
     return len(tensors[0])
 
 

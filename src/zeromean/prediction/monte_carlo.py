@@ -5,44 +5,62 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import (
-    DataLoader,
-)
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
-from zeromean.arguments import require_integer, require_model, require_seed, shown
+from zeromean.arguments import require_integer, require_seed, shown
 from zeromean.layers.blocks import monte_carlo_modes, sampling
-from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_module import stochastic_modules, swapped_samplers
+from zeromean.prediction.chunks import (
+    first_chunk_size,
+    has_hooks,
+    must_loop,
+    samples_at_once,
+    samples_gain_together,
+)
 from zeromean.prediction.inputs import (
     InputsOrLoader,
     _batches,
     _described,
     _logits_in,
-    num_objects_in,
+    num_examples_in,
 )
 from zeromean.prediction.randomness import seeded
 from zeromean.prediction.replay import Replay
+from zeromean.prediction.sources import Source, is_one, networks_of
 from zeromean.prediction.unbatch import take_escaped_
 from zeromean.samplers.fixed_noise import DrawnOnce
 from zeromean.samplers.kinds import Draws, drawn_by
 from zeromean.samplers.sampler import Sampler
 from zeromean.samplers.weights import auto
 
-# As many samples run at once as keep their largest noisy activation near the caches.
-_ELEMENTS_AT_ONCE = 2**21
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Consumer:
+    """What becomes of the outputs of one network.
+
+    Attributes:
+        take: Called with every chunk of its samples, `(k, *output)`.
+        finish: Called in this order after the last one.
+    """
+
+    take: Callable[[Tensor], None]
+    finish: tuple[Callable[[], None], ...] = ()
+
+
 def draw_outputs(
-    model: nn.Module,
+    source: Source,
     inputs: InputsOrLoader,
     num_samples: int,
-    consume: Callable[[Tensor], None],
+    consumer: Callable[[nn.Module], Consumer],
     *,
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
@@ -51,14 +69,13 @@ def draw_outputs(
     select: Callable[[Any], Tensor] | None = None,
     differentiable: bool = False,
 ) -> None:
-    """Hand `consume` chunks of outputs, `(k, *output)`, until `num_samples` are drawn.
+    """Hand the `consumer` of each network its outputs in chunks, `num_samples` of each network.
 
     A chunk is one `torch.func.vmap` over k samples: what no noise has reached (the deterministic
     prefix, the moments of the first stochastic layer) is computed once, and replayed over the
     chunks. A model that vmap cannot run is run in a loop. Modes, samplers and, with a seed, the
     random state are restored at the end, also after an exception.
     """
-    require_model(model)
     num_samples = require_integer("num_samples", num_samples, at_least=1)
     if chunk_size is not None:
         chunk_size = require_integer("chunk_size", chunk_size, at_least=1)
@@ -72,39 +89,109 @@ def draw_outputs(
             f"got {shown(select)}."
         )
     batches = _batches(inputs, batch_size)
-    by_object = batch_size is not None or isinstance(inputs, DataLoader)
+    needs_examples = None
+    if batch_size is not None or isinstance(inputs, DataLoader):
+        needs_examples = "a DataLoader" if batch_size is None else "batch_size"
+    shape: torch.Size | None = None
+    for index, network in enumerate(networks_of(source)):
+        consume = consumer(network)
 
-    drawn = DrawnOnce()
+        def take(chunk: Tensor, index: int = index, consume: Consumer = consume) -> None:
+            nonlocal shape
+            shape = chunk.shape[1:] if shape is None else shape
+            if chunk.shape[1:] != shape:
+                raise ValueError(
+                    f"Network {index} returns outputs of shape {tuple(chunk.shape[1:])} where "
+                    f"those before it return {tuple(shape)}; networks of one prediction must agree."
+                )
+            consume.take(chunk)
 
-    def run() -> Tensor:
-        drawn.forget()  # A new network.
-        outputs = [run_batch(*batch) for batch in batches]
-        drawn.forget()
+        _draw_from(
+            network,
+            _call(network, batches, select, needs_examples),
+            batches[0],
+            num_samples,
+            take,
+            sampler=sampler,
+            seed=None if seed is None else _seed_of(seed, index),
+            chunk_size=chunk_size,
+            differentiable=differentiable,
+            name="" if is_one(source) else f" of network {index}",
+        )
+        for finish in consume.finish:
+            finish()
+
+
+def _seed_of(seed: int, network: int) -> int:
+    """Seeds of networks that draw nothing alike; a single one has the seed as it is."""
+    if network == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, network)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _call(
+    network: nn.Module,
+    batches: list[tuple[tuple, dict[str, Any]]],
+    select: Callable[[Any], Tensor] | None,
+    needs_examples: str | None,
+) -> Callable[[], Tensor]:
+    """A function that gives one sample of the outputs for all batches.
+
+    Args:
+        needs_examples: What needs the examples along dimension 0 of the outputs, if anything does.
+    """
+
+    def call() -> Tensor:
+        outputs = [call_batch(*batch) for batch in batches]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def run_batch(args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    def call_batch(args: tuple, kwargs: dict[str, Any]) -> Tensor:
         # A model may write into what it is given: every sample gets it as it was.
         fresh_args, fresh_kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-        output = model(*fresh_args, **fresh_kwargs)
+        output = network(*fresh_args, **fresh_kwargs)
         output = _logits_in(output) if select is None else select(output)
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"The model must return a tensor, or something with a tensor called logits, got "
                 f"{_described(output)}; pass select=lambda output: … to pick one."
             )
-        if by_object and output.shape[:1] != (num_objects := num_objects_in(args, kwargs),):
-            what = "a DataLoader" if batch_size is None else "batch_size"
+        if needs_examples and output.shape[:1] != (count := num_examples_in(args, kwargs),):
             raise ValueError(
-                f"{what} needs outputs with the objects along dimension 0: for "
-                f"{num_objects} objects the model returned {tuple(output.shape)}."
+                f"{needs_examples} needs outputs with the examples along dimension 0: for "
+                f"{count} examples the model returned {tuple(output.shape)}."
             )
         return output
+
+    return call
+
+
+def _draw_from(
+    model: nn.Module,
+    call: Callable[[], Tensor],
+    first_batch: tuple[tuple, dict[str, Any]],
+    num_samples: int,
+    take: Callable[[Tensor], None],
+    *,
+    sampler: Sampler | Literal["auto"] | None,
+    seed: int | None,
+    chunk_size: int | None,
+    differentiable: bool,
+    name: str,
+) -> None:
+    """Draw the samples of one network."""
+    drawn = DrawnOnce()
+
+    def run() -> Tensor:
+        drawn.forget()  # A new network.
+        outputs = call()
+        drawn.forget()
+        return outputs
 
     def finish(chunk: Tensor) -> None:
         # −inf is a masked class; NaN and +inf are nobody's intention.
         if chunk.isnan().any() or (chunk.isinf() if chunk.is_complex() else chunk.isposinf()).any():
-            raise ValueError(_blame(model))
-        consume(chunk)
+            raise ValueError(_blame(model, name))
+        take(chunk)
 
     with ExitStack() as stack:
         stack.callback(take_escaped_, model)
@@ -114,17 +201,17 @@ def draw_outputs(
         stack.enter_context(torch.set_grad_enabled(differentiable))
         if seed is not None:
             stack.enter_context(seeded(seed, model))
-        if chunk_size is None and not _samples_gain_together(model):
+        if chunk_size is None and not samples_gain_together(model):
             chunk_size = 1  # Each has weights of its own.
         # Where `zm.weight` draws, what is called twice, or tied, is the same both times.
         layers = stochastic_modules(model).values()
         by_weight = [m for m in layers if drawn_by(m.sampler) is Draws.WEIGHTS]
         stack.enter_context(swapped_samplers(dict.fromkeys(by_weight, drawn)))
-        first_size = chunk_size or _first_chunk_size(model, batches[0])
-        if _must_loop(model):
+        first_size = chunk_size or first_chunk_size(model, first_batch)
+        if must_loop(model):
             chunks = _looped(run, num_samples)
         else:
-            chunks = _vectorized(run, num_samples, first_size, chunk_size, _has_hooks(model))
+            chunks = _vectorized(run, num_samples, first_size, chunk_size, has_hooks(model))
         try:
             first = next(chunks)
         except Exception as error:
@@ -179,66 +266,18 @@ def _vectorized(
         yield outputs
         remaining -= size
         if chunk_size is None:
-            size = max(1, _ELEMENTS_AT_ONCE // max(replay.largest_noisy, 1))
+            size = samples_at_once(replay.largest_noisy)
 
 
-def _first_chunk_size(model: nn.Module, values: tuple) -> int:
-    """A careful guess, until the first chunk has told how large the noisy part is."""
-    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-    elements = 16 * sum(tensor.numel() for tensor in tensors)
-    # Or, where that is more: the widest layer at every position. Linear sees whole images at once.
-    channels = _widest(model, "out_channels")
-    features = _widest(model, "out_features", "embedding_dim", "hidden_size")
-    widest = sum(
-        max(_num_positions(t) * channels, (len(t) if t.dim() > 3 else _num_positions(t)) * features)
-        for t in tensors
-    )
-    return max(1, _ELEMENTS_AT_ONCE // max(elements, widest, 1))
-
-
-def _widest(model: nn.Module, *names: str) -> int:
-    """The largest of these sizes in any module."""
-    found = [vars(module).get(name, 1) for module in model.modules() for name in names]
-    return max((width for width in found if isinstance(width, int)), default=1)
-
-
-def _num_positions(tensor: Tensor) -> int:
-    """Objects, steps, tokens and pixels: elements over features or channels."""
-    if tensor.dim() == 0 or not tensor.is_floating_point():
-        return tensor.numel()
-    features = tensor.shape[1] if tensor.dim() > 3 else tensor.shape[-1]
-    return tensor.numel() // max(features, 1)
-
-
-def _must_loop(model: nn.Module) -> bool:
-    """Whether the model has noise or code that vmap would not see."""
-    recurrent = (nn.RNNBase, RecurrentLayer)
-    return any(
-        # The dropout between the layers of an LSTM or GRU is drawn once for all samples by vmap.
-        (isinstance(module, recurrent) and module.dropout > 0 and module.num_layers > 1)
-        or type(module).__name__ == "OptimizedModule"  # torch.compile: its graph is one call
-        for module in model.modules()
-    )
-
-
-def _has_hooks(model: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def _samples_gain_together(model: nn.Module) -> bool:
-    """Whether every layer draws outputs, or none: nothing that each sample has for itself."""
-    drawn = {drawn_by(module.sampler) for module in stochastic_modules(model).values()}
-    return drawn <= {Draws.OUTPUTS, Draws.NOTHING, Draws.CHEAPER}
-
-
-def _blame(model: nn.Module) -> str:
-    for name, parameter in model.named_parameters():
+def _blame(model: nn.Module, name: str) -> str:
+    for parameter_name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return (
-                f"The parameter {name} is not finite, so the outputs are not either; training has "
-                "diverged: go back to an earlier checkpoint and lower the learning rate."
+                f"The parameter {parameter_name}{name} is not finite, so the outputs are not "
+                "either; training has diverged: go back to an earlier checkpoint and lower the "
+                "learning rate."
             )
     return (
-        "The model's outputs are not finite though its parameters are; an activation overflows: "
-        "check the scale of the inputs, or use float64."
+        f"The outputs{name or ' of the model'} are not finite though the parameters are; an "
+        "activation overflows: check the scale of the inputs, or use float64."
     )

@@ -32,8 +32,8 @@ class ToProbabilities:
         dim: Dimension of the classes in one output.
         link: "softmax" for one of several classes, "sigmoid" for yes or no in every output.
         outputs: What the model returns; None: logits, unless they prove to be something else.
-        num_objects: Objects that the outputs are of: None where there may be one without a
-            dimension of objects, "any" where there is that dimension, but of unknown size.
+        num_examples: Examples that the outputs are of: None where there may be one without a
+            dimension of examples, "any" where there is that dimension, but of unknown size.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class ToProbabilities:
         dim: int,
         link: Link,
         outputs: OutputKind | None,
-        num_objects: int | Literal["any"] | None = None,
+        num_examples: int | Literal["any"] | None = None,
     ):
         _require_one_of("link", link, ("softmax", "sigmoid"))
         if outputs is not None:
             _require_one_of("outputs", outputs, ("logits", "probabilities"))
         self.dim = dim
         self.link = link
-        self.num_objects = num_objects
+        self.num_examples = num_examples
         self.given = outputs == "probabilities"
         # While it is open what the outputs are: whether all so far could be probabilities.
         self.may_sum_to_one = self.may_be_fractions = False
@@ -90,23 +90,8 @@ class ToProbabilities:
                 f"probabilities already, but are taken as logits (a {self.link} follows). If the "
                 "model ends in a sigmoid, pass link='sigmoid', outputs='probabilities'; if these "
                 "are logits, outputs='logits'.",
-                stacklevel=3,
+                stacklevel=4,  # The caller of the prediction.
             )
-
-    def entropy(self, probabilities: Tensor, *, samples: bool) -> Tensor:
-        """Entropy in nats, over the classes or of every yes or no."""
-        return self.cross_entropy(probabilities, probabilities, samples=samples)
-
-    def cross_entropy(self, probabilities: Tensor, other: Tensor, *, samples: bool) -> Tensor:
-        """−Σ p log(other), over the classes or over yes and no.
-
-        Args:
-            samples: Whether there is a dimension of samples in front.
-        """
-        if self.link == "sigmoid":
-            return -(torch.xlogy(probabilities, other) + torch.xlogy(1 - probabilities, 1 - other))
-        dim = sample_dim(self.dim) if samples else self.dim
-        return -torch.xlogy(probabilities, other).sum(dim)
 
     def _require_classes(self, outputs: Tensor) -> None:
         if not outputs.is_floating_point():
@@ -118,11 +103,11 @@ class ToProbabilities:
         shape = tuple(outputs.shape[1:])
         if not -outputs.dim() < self.dim < outputs.dim() - 1:
             raise ValueError(f"dim={self.dim} is not a dimension of outputs of shape {shape}.")
-        if len(shape) == 1 and self.num_objects in ("any", shape[0]):
+        if len(shape) == 1 and self.num_examples in ("any", shape[0]):
             raise ValueError(
-                f"The model returned one number for each of {shape[0]} objects, over which "
+                f"The model returned one number for each of {shape[0]} examples, over which "
                 "a softmax would go; pass link='sigmoid' if it says yes or no, or return logits of "
-                "the shape (objects, classes)."
+                "the shape (examples, classes)."
             )
         if outputs.shape[sample_dim(self.dim)] < 2:
             raise ValueError(
@@ -150,6 +135,13 @@ class ToProbabilities:
 def sample_dim(dim: int) -> int:
     """A dimension of one output, counted in a chunk that has the samples in front."""
     return dim if dim < 0 else dim + 1
+
+
+def cross_entropy(probabilities: Tensor, other: Tensor, link: Link, dim: int) -> Tensor:
+    """−Σ p log(other) in nats, over the classes along `dim`, or over yes and no."""
+    if link == "sigmoid":
+        return -(torch.xlogy(probabilities, other) + torch.xlogy(1 - probabilities, 1 - other))
+    return -torch.xlogy(probabilities, other).sum(dim)
 
 
 def last_module(model: Any) -> nn.Module:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor, nn
 
 from zeromean.layers.blocks import restored_modes
-from zeromean.prediction.predictive import predict_proba
+from zeromean.prediction.classification import predict_proba
 from zeromean.training.checkpoint import CheckpointFolder
 from zeromean.training.elbo_module import ElboModule
 from zeromean.training.layer_monitor import (

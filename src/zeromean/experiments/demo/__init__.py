@@ -20,7 +20,7 @@ from zeromean.data import toy_points
 from zeromean.experiments.demo import digits, pictures, toy
 from zeromean.experiments.demo.training import train
 from zeromean.models.toy import toy_network
-from zeromean.prediction.predictive import PredictiveUncertainty
+from zeromean.prediction.classification import PredictiveUncertainty
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from zeromean.data.built_in import TOY_CENTRES
 from zeromean.experiments.demo.digits import Accuracies, separation
 from zeromean.experiments.demo.toy import Encoding
 from zeromean.files.atomic import whole_file
-from zeromean.prediction.predictive import PredictiveUncertainty
+from zeromean.prediction.classification import PredictiveUncertainty
 
 # Colours that colour-blind readers tell apart (Okabe and Ito).
 NETWORK_COLOURS = {"deterministic": "#7f7f7f", "dropout": "#0072B2", "variance": "#D55E00"}
