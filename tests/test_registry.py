@@ -65,14 +65,13 @@ class OneScale(zm.FactorizedPosterior):
     def mean_and_scale(self, rows=None):
         mean = self.mean if rows is None else self.mean[rows]
         scale = (self.power * self.log_scale).exp().expand_as(mean)
-        return self.masked(mean, rows), self.masked(scale, rows)
+        return mean, scale
 
     def log_variance_per_weight(self):
-        return self.masked((2 * self.power * self.log_scale).expand(self.shape), value=-math.inf)
+        return (2 * self.power * self.log_scale).expand(self.shape)
 
     def log_alpha_per_weight(self):
-        log_alpha = 2 * (self.power * self.log_scale - self.mean.abs().log())
-        return self.masked(log_alpha, value=math.inf)
+        return 2 * (self.power * self.log_scale - self.mean.abs().log())
 
     def reset_parameters(self):
         nn.init.uniform_(self.mean, -self.initial_bound, self.initial_bound)
@@ -140,6 +139,20 @@ def test_own_parts_go_through_the_whole_contract(kind, tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
     (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.as_tensor(output), means.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_posterior_that_does_not_think_of_pruning_is_pruned():
+    layer = zm.Linear(20, 8, posterior=OneScale, prior=zm.Normal())
+    zm.prune_(nn.Sequential(layer), sparsity=0.5)
+    pruned = ~layer.weight.mask
+    assert pruned.sum() == 80
+    for value in (*layer.weight.mean_and_scale(), *layer.weight.moments(), layer.weight.sample()):
+        assert (value[pruned] == 0).all()
+        assert (value[~pruned] != 0).all()
+    rows = torch.tensor([3, 1])
+    assert (layer.weight.mean_weight(rows)[pruned[rows]] == 0).all()
+    assert (layer.weight.log_alpha_per_weight()[pruned] == math.inf).all()
+    assert (layer.weight.log_variance_per_weight()[pruned] == -math.inf).all()
 
 
 def test_own_noise_and_sampler_of_a_variance_layer_stand_in_compressed_files(tmp_path):

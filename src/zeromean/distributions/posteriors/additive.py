@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -62,24 +61,24 @@ class Additive(FactorizedPosterior):
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         scale = (0.5 * self._look_up(self.log_variance, rows)).exp()
-        return self.mean_weight(rows), self.masked(scale, rows)
+        return self.mean_weight(rows), scale
 
     def mean_weight(self, rows: Tensor | None = None) -> Tensor:
-        return self.masked(self._look_up(self.mean, rows), rows)
+        return self._look_up(self.mean, rows)
 
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # Straight from the logarithm: exp and square would be two more passes over the weights.
         variance = self._look_up(self.log_variance, rows).exp()
         in_place = not torch.is_grad_enabled()
         variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0, inplace=in_place)
-        return self.mean_weight(rows), self.masked(self.silenced(variance, rows), rows)
+        return self.mean_weight(rows), self.silenced(variance, rows)
 
     def log_variance_per_weight(self) -> Tensor:
-        return self.masked(self.log_variance, value=-math.inf)
+        return self.log_variance
 
     def log_alpha_per_weight(self) -> Tensor:
         log_alpha = self.log_variance - 2 * _log_magnitude(self.mean)
-        return self.masked(log_alpha, value=math.inf)
+        return log_alpha
 
     @torch.no_grad()
     def clip_log_alpha_(self, low: float, high: float) -> None:

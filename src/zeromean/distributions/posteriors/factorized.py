@@ -8,6 +8,9 @@ factor). State-dict keys are `scale` (ZeroMean), `mean` and `log_alpha` (Multipl
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +25,16 @@ class FactorizedPosterior(Posterior):
 
     What is asked of weights one by one is for these alone: local reparameterization and flipout,
     log α, pruning by it, certificates, bit widths.
+
+    Subclasses need not think of pruning: what they return of pruned weights is replaced here, by a
+    mean and a scale of zero.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, pruned in _OF_PRUNED.items():
+            if name in vars(cls):
+                setattr(cls, name, _masked(vars(cls)[name], pruned))
 
     # What it must answer, next to `reset_parameters` and `set_weight_`.
 
@@ -31,11 +43,11 @@ class FactorizedPosterior(Posterior):
         raise NotImplementedError
 
     def log_variance_per_weight(self) -> Tensor:
-        """Logarithm of the variance of every weight, in its shape; −∞ for pruned weights."""
+        """Logarithm of the variance of every weight, in its shape."""
         raise NotImplementedError
 
     def log_alpha_per_weight(self) -> Tensor:
-        """log α = log(variance / mean²) of every weight, in its shape; +∞ for pruned weights."""
+        """log α = log(variance / mean²) of every weight, in its shape."""
         raise NotImplementedError
 
     def clip_log_alpha_(self, low: float, high: float) -> None:
@@ -90,6 +102,31 @@ class FactorizedPosterior(Posterior):
 
     def log_determinant(self) -> Tensor:
         return self.counted(self.masked(self.log_variance_per_weight())).sum()
+
+
+# What weights that have been pruned answer.
+_OF_PRUNED = {
+    "mean_and_scale": 0.0,
+    "mean_weight": 0.0,
+    "moments": 0.0,
+    "log_variance_per_weight": -math.inf,
+    "log_alpha_per_weight": math.inf,
+}
+
+
+def _masked(method: Callable[..., Any], pruned: float) -> Callable[..., Any]:
+    """The method, whose values are replaced at the weights that have been pruned."""
+
+    @wraps(method)
+    def masked(self: Posterior, rows: Tensor | None = None) -> Any:
+        values = method(self) if rows is None else method(self, rows)
+        if self.mask is None:
+            return values
+        if isinstance(values, tuple):
+            return tuple(None if v is None else self.masked(v, rows, pruned) for v in values)
+        return None if values is None else self.masked(values, rows, pruned)
+
+    return masked
 
 
 def independent(posterior: Posterior, what: str) -> FactorizedPosterior:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -61,14 +60,14 @@ class Multiplicative(FactorizedPosterior):
         return mean, mean * (0.5 * log_alpha).exp()
 
     def mean_weight(self, rows: Tensor | None = None) -> Tensor:
-        return self.masked(self._look_up(self.mean, rows), rows)
+        return self._look_up(self.mean, rows)
 
     def log_variance_per_weight(self) -> Tensor:
         log_variance = 2 * _log_magnitude(self.mean) + self._broadcastable_log_alpha()
-        return self.masked(log_variance, value=-math.inf)
+        return log_variance
 
     def log_alpha_per_weight(self) -> Tensor:
-        return self.masked(self._broadcastable_log_alpha().expand(self.shape), value=math.inf)
+        return self._broadcastable_log_alpha().expand(self.shape)
 
     @torch.no_grad()
     def clip_log_alpha_(self, low: float, high: float) -> None:

@@ -42,10 +42,10 @@ class ZeroMean(FactorizedPosterior):
         self.reset_parameters()
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[None, Tensor]:
-        return None, self.masked(self._look_up(self.scale, rows), rows)
+        return None, self._look_up(self.scale, rows)
 
     def log_variance_per_weight(self) -> Tensor:
-        return self.masked(2 * _log_magnitude(self.scale), value=-math.inf)
+        return 2 * _log_magnitude(self.scale)
 
     def log_alpha_per_weight(self) -> Tensor:
         return torch.full_like(self.scale, math.inf)
