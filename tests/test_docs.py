@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import zeromean as zm
+from zeromean import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
 # A block of text right behind one of Python is what that one prints.
@@ -35,8 +36,15 @@ PAGES = [
 ]
 
 
+@pytest.fixture
+def shipped_parts(monkeypatch):
+    """Registries as a reader's process has them, whatever tests and other pages registered."""
+    for known in registry.REGISTRIES.values():
+        monkeypatch.setattr(known, "_parts", {name: known[name] for name in known.shipped})
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys, shipped_parts):
     monkeypatch.chdir(tmp_path)  # For the files that a page writes.
     namespace = {"__name__": page}
     for block, printed in blocks(page):

@@ -182,7 +182,7 @@ def test_a_layer_that_shares_its_twin_is_loaded_as_itself(tmp_path):
 
 
 def test_every_part_of_ours_is_registered_under_its_public_name():
-    for parts in registry._REGISTRIES.values():
+    for parts in registry.REGISTRIES.values():
         for name in parts.shipped:
             assert getattr(zm, name) is parts[name]
     assert {"normal", "uniform"} <= set(registry.NOISES)

@@ -70,7 +70,7 @@ SAMPLERS = Registry("sampler")
 PRIORS = Registry("prior")
 POSTERIORS = Registry("posterior")
 LAYERS = Registry("layer")
-_REGISTRIES = {r.kind: r for r in (NOISES, SAMPLERS, PRIORS, POSTERIORS, LAYERS)}
+REGISTRIES = {r.kind: r for r in (NOISES, SAMPLERS, PRIORS, POSTERIORS, LAYERS)}
 
 
 def register(kind: Kind, *, name: str | None = None) -> Callable[[Part], Part]:
@@ -83,14 +83,14 @@ def register(kind: Kind, *, name: str | None = None) -> Callable[[Part], Part]:
         kind: "noise", "sampler", "prior", "posterior" or "layer".
         name: What files call it. Default: the name of the function or class.
     """
-    if kind not in _REGISTRIES:
-        raise ValueError(f"kind must be one of {', '.join(map(repr, _REGISTRIES))}, got {kind!r}.")
+    if kind not in REGISTRIES:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, REGISTRIES))}, got {kind!r}.")
 
     def decorate(part: Part) -> Part:
         own = name or getattr(part, "__name__", None)
         if not callable(part) or not isinstance(own, str):
             raise TypeError(f"A {kind} must be a function or class with a name, got {part!r}.")
-        _REGISTRIES[kind].add(own, part)
+        REGISTRIES[kind].add(own, part)
         return part
 
     return decorate
