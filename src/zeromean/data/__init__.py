@@ -4,7 +4,7 @@
 where there is none says which file to put where.
 """
 
-from zeromean.data.augmentation import crop_and_flip
+from zeromean.data.augmentation import ShiftAndAlternate, crop_and_flip
 from zeromean.data.batches import Batches
 from zeromean.data.built_in import toy_points
 from zeromean.data.image_set import ImageSet
@@ -23,6 +23,7 @@ __all__ = [
     "Batches",
     "FileStatus",
     "ImageSet",
+    "ShiftAndAlternate",
     "crop_and_flip",
     "data_folder",
     "download",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,15 @@ class Augmentation(Protocol):
     def __call__(self, images: Tensor, /, *, generator: torch.Generator) -> Tensor: ...
 
 
+@runtime_checkable
+class EpochAugmentation(Protocol):
+    """One that must know which images it gets, and in which epoch; `ShiftAndAlternate` is one."""
+
+    def augment(
+        self, images: Tensor, index: Tensor, epoch: int, *, generator: torch.Generator
+    ) -> Tensor: ...
+
+
 class Batches:
     """An epoch's mini-batches `(images, labels)`, indexed out of the tensors, without workers.
 
@@ -32,7 +41,8 @@ class Batches:
         seed: Seed of the order and of the augmentation.
         shuffle: False for the order of the set.
         drop_last: Leave out a last batch that is not full.
-        augment: Called as `augment(images, generator=...)` on every batch.
+        augment: Called as `augment(images, generator=...)` on every batch; or an
+            `EpochAugmentation`, whose method is called with the images' numbers and the epoch too.
     """
 
     def __init__(
@@ -43,14 +53,15 @@ class Batches:
         seed: int,
         shuffle: bool = True,
         drop_last: bool = False,
-        augment: Augmentation | None = None,
+        augment: Augmentation | EpochAugmentation | None = None,
     ):
         if not isinstance(data, ImageSet):
             raise TypeError(
                 f"data must be an ImageSet, got {shown(data)}; build one: "
                 "ImageSet(images, labels, num_classes)."
             )
-        if augment is not None and not callable(augment):
+        by_epoch = isinstance(augment, EpochAugmentation)
+        if augment is not None and not callable(augment) and not by_epoch:
             raise TypeError(f"augment must be a function, got {shown(augment)}.")
         self.data = data
         self.batch_size = require_integer("batch_size", batch_size, at_least=1)
@@ -79,7 +90,11 @@ class Batches:
             index = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             chosen = images.index_select(0, index)
             if self.augment is not None:
-                chosen = self.augment(chosen, generator=_generator(self.seed, epoch, batch + 1))
+                generator = _generator(self.seed, epoch, batch + 1)
+                if isinstance(self.augment, EpochAugmentation):
+                    chosen = self.augment.augment(chosen, index, epoch, generator=generator)
+                else:
+                    chosen = self.augment(chosen, generator=generator)
             yield chosen, labels.index_select(0, index)
 
 

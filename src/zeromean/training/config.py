@@ -11,7 +11,10 @@ import numpy as np
 from zeromean.arguments import require_choice, require_numbers, shown
 from zeromean.training.objective import linear_warmup
 
-Decay = Literal["linear", "constant"]
+Decay = Literal["linear", "constant", "one-cycle"]
+OptimizerName = Literal["adam", "sgd"]
+Precision = Literal["float32", "bfloat16"]
+_WORDS: dict[str, Any] = {"decay": Decay, "optimizer": OptimizerName, "precision": Precision}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +26,10 @@ class TrainingConfig:
     batch_size: int = 200
     """Objects in a mini-batch."""
     lr: float = 1e-3
-    """Adam's learning rate at the first step."""
+    """Learning rate at the first step, or at the peak of "one-cycle"."""
     log_alpha_lr: float | None = None
-    """The same for log α and log-variances; by default `lr`."""
+    """The same for log α and log-variances, which are Adam's in any case; by default `lr`. With
+    "sgd", whose rates are of another size, it must be given where there are any."""
     log_alpha_beta2: float | None = None
     """Adam's β₂ for the same; see `zm.parameter_groups`. By default 0.999, as for everything."""
     weight_decay: float = 0.0
@@ -58,7 +62,21 @@ class TrainingConfig:
     weights are; averaged out, many more of them can be pruned. By default the last weights.
     """
     decay: Decay = "linear"
-    """What the learning rates do over the run: "linear" (to 0) or "constant"."""
+    """What the learning rates do over the run: "linear" (to 0), "constant", or "one-cycle" (up
+    from 0 to a peak and down to 0 again, both linearly)."""
+    peak_at: float = 0.25
+    """Part of the run after which the rates of "one-cycle" peak."""
+    optimizer: OptimizerName = "adam"
+    """"adam", or "sgd": Nesterov momentum for weights, means and biases. What has no scale of its
+    own, log α, log-variances and the scales of variance layers, is Adam's then too."""
+    momentum: float = 0.9
+    """Of "sgd"."""
+    label_smoothing: float = 0.0
+    """Part of every label's probability that goes to all classes alike, in the loss. What is
+    trained is then no bound of the evidence; `nll` and `elbo` of the metrics are without it."""
+    precision: Precision = "float32"
+    """"bfloat16" computes forward and backward passes in it where torch's autocast does; weights,
+    the KL term, the loss and the optimizer stay in float32, and so do evaluations."""
     seed: int = 0
     """Seed of the batches' order and of all noise."""
 
@@ -73,7 +91,7 @@ class TrainingConfig:
                 value = tuple(float(bound) for bound in value)
             elif field.name == "clip_log_alpha" and value is not None:
                 raise TypeError(f"clip_log_alpha must be (low, high), got {shown(value)}.")
-            elif field.name != "decay" and (value is not None or field.default is not None):
+            elif field.name not in _WORDS and (value is not None or field.default is not None):
                 require_numbers(**{field.name: value})
             object.__setattr__(self, field.name, value)
         for name in ("epochs", "batch_size", "seed"):
@@ -98,6 +116,9 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value}.")
+        for name in ("momentum", "label_smoothing", "peak_at"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
         for name in ("weight_decay", "scale_decay", "beta"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
@@ -106,21 +127,26 @@ class TrainingConfig:
             raise ValueError(f"clip_log_alpha must be (low, high), got {bounds}.")
         if self.log_alpha_beta2 is not None and not 0 <= self.log_alpha_beta2 < 1:
             raise ValueError(f"log_alpha_beta2 must be in [0, 1), got {self.log_alpha_beta2}.")
-        require_choice("decay", self.decay, get_args(Decay))
+        for name, choices in _WORDS.items():
+            require_choice(name, getattr(self, name), get_args(choices))
 
     def described(self) -> dict[str, Any]:
         """Fields by name; what came later only where it is set, so that older files stay good."""
-        described = asdict(self)
-        for name, unset in (("log_alpha_beta2", None), ("scale_lr", None), ("scale_decay", 0.0)):
-            if described[name] == unset:
-                del described[name]
-        return described
+        later = ("log_alpha_beta2", "scale_lr", "scale_decay", "peak_at", "optimizer", "momentum")
+        later = (*later, "label_smoothing", "precision")
+        unset = {field.name: field.default for field in fields(self) if field.name in later}
+        return {k: v for k, v in asdict(self).items() if k not in unset or v != unset[k]}
 
     def lr_factor(self, step: int, steps_per_epoch: int) -> float:
         """What the learning rates are multiplied with at a step, counted from 0."""
         if self.decay == "constant":
             return 1.0
-        return max(0.0, 1 - step / (self.epochs * steps_per_epoch))
+        done = min(1.0, step / (self.epochs * steps_per_epoch))
+        if self.decay == "linear":
+            return 1 - done
+        # The middle of a step: the first and the last one are not lost at a rate of zero.
+        done = min(1.0, (step + 0.5) / (self.epochs * steps_per_epoch))
+        return done / self.peak_at if done < self.peak_at else (1 - done) / (1 - self.peak_at)
 
     def kl_weight(self, step: int, steps_per_epoch: int) -> float:
         """The weight of the KL term at a step, counted from 0."""

@@ -20,7 +20,9 @@ from zeromean.training.collapse import CollapseWatch
 from zeromean.training.config import TrainingConfig
 from zeromean.training.layer_monitor import why_not_finite
 from zeromean.training.objective import clip_log_alpha_, elbo_loss, kl_by_layer, kl_divergence
+from zeromean.training.optimizers import NesterovAndAdam
 from zeromean.training.parameter_groups import parameter_groups, require_optimized
+from zeromean.training.precision import autocast
 from zeromean.training.randomness import derived_seed
 from zeromean.training.ranks import seed_rank
 from zeromean.training.weight_average import WeightAverage
@@ -33,7 +35,7 @@ class Likelihood(Protocol):
 
 
 class ElboModule(pl.LightningModule):
-    """Minimises nll + beta · KL / num_data with Adam; usable with any Lightning Trainer.
+    """Minimises nll + beta · KL / num_data with Adam or SGD; usable with any Lightning Trainer.
 
     `averages` holds the loss and the data term of the epoch so far, `weight_average` the weights'
     moving average where the configuration asks for one. What `fit` records besides is the work of
@@ -97,7 +99,11 @@ class ElboModule(pl.LightningModule):
             scale_decay=config.scale_decay,
         )
         eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
-        optimizer = torch.optim.Adam(groups, eps=eps, fused=True)
+        if config.optimizer == "sgd":
+            _require_rate_of_log_alpha(groups, config)
+            optimizer = NesterovAndAdam(groups, momentum=config.momentum, eps=eps)
+        else:
+            optimizer = torch.optim.Adam(groups, eps=eps, fused=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: config.lr_factor(step, self.steps_per_epoch)
         )
@@ -130,12 +136,15 @@ class ElboModule(pl.LightningModule):
         noise = torch.get_rng_state()
 
         def loss_and_nll() -> tuple[Tensor, Tensor]:
-            outputs = self.model(inputs)
+            with autocast(self.config.precision, inputs.device.type):
+                outputs = self.model(inputs)
+            if outputs.dtype == torch.bfloat16:
+                outputs = outputs.float()
             if self.likelihood is None and batch_idx == 0:
                 require_logits(self.model, outputs)
-            nll = self._nll(outputs, targets)
+            data_loss, nll = self._data_loss_and_nll(outputs, targets)
             kl = kl_divergence(self.model)
-            return elbo_loss(nll, kl, num_data=self.num_data, beta=beta), nll
+            return elbo_loss(data_loss, kl, num_data=self.num_data, beta=beta), nll
 
         loss, nll = loss_and_nll()
         value = loss.item()
@@ -171,10 +180,25 @@ class ElboModule(pl.LightningModule):
         with self.weight_average.shown() if self.weight_average else nullcontext():
             yield self.model
 
-    def _nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.likelihood is None:
-            return F.cross_entropy(outputs, targets)
-        return self.likelihood.nll(outputs, targets)
+    def _data_loss_and_nll(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What is minimised, and what is recorded: they differ where labels are smoothed."""
+        if self.likelihood is not None:
+            nll = self.likelihood.nll(outputs, targets)
+            return nll, nll
+        nll = F.cross_entropy(outputs, targets)
+        smoothing = self.config.label_smoothing
+        if smoothing == 0:
+            return nll, nll
+        uniform = outputs.logsumexp(1).mean() - outputs.mean()
+        return (1 - smoothing) * nll + smoothing * uniform, nll
+
+
+def _require_rate_of_log_alpha(groups: list[dict[str, Any]], config: TrainingConfig) -> None:
+    if config.log_alpha_lr is None and any(group["name"] == "log_alpha" for group in groups):
+        raise ValueError(
+            "optimizer='sgd' trains log α and log-variances by Adam, whose rates are of another "
+            f"size than lr={config.lr}; set log_alpha_lr, 1e-3 to 3e-2 as a rule."
+        )
 
 
 class EpochAverages:

@@ -24,6 +24,7 @@ from zeromean.extras import how_to_install
 from zeromean.files.lock import locked
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
 from zeromean.training.config import TrainingConfig
+from zeromean.training.precision import require_precision
 from zeromean.training.randomness import derived_seed, isolated
 from zeromean.training.weight_average import put_average_
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from zeromean.data import Batches, ImageSet
-    from zeromean.data.batches import Augmentation
+    from zeromean.data.batches import Augmentation, EpochAugmentation
     from zeromean.training.recorder import Recorder
 
 _log = logging.getLogger("zeromean.training")
@@ -60,7 +61,7 @@ def fit(
     callbacks: Sequence[pl.Callback] = (),
     progress: bool = True,
     on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
-    augment: Augmentation | None = None,
+    augment: Augmentation | EpochAugmentation | None = None,
 ) -> FitResult:
     """Train a classifier on the CPU, in place; resumes by itself.
 
@@ -90,9 +91,9 @@ def fit(
             f"config must be a TrainingConfig, got {shown(config)}; build one: "
             "TrainingConfig(epochs=10)."
         )
-    for name, function in (("on_epoch", on_epoch), ("augment", augment)):
-        if function is not None and not callable(function):
-            raise TypeError(f"{name} must be a function, got {shown(function)}.")
+    require_precision(config.precision)
+    if on_epoch is not None and not callable(on_epoch):
+        raise TypeError(f"on_epoch must be a function, got {shown(on_epoch)}.")
     if len(train) == 0:
         raise ValueError("The training set is empty.")
     if test is not None and len(test) == 0:
@@ -116,7 +117,7 @@ def _train(
     callbacks: Sequence[pl.Callback],
     progress: bool,
     on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None,
-    augment: Augmentation | None,
+    augment: Augmentation | EpochAugmentation | None,
 ) -> FitResult:
     from zeromean.data import Batches
     from zeromean.training.elbo_module import ElboModule
