@@ -96,12 +96,13 @@ AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 VARIANTS = [
     # Threads that share a core with the other run must sleep while they wait, not spin.
     Variant("OMP_NUM_THREADS", "2", BLAS_TESTS + TORCH_TESTS, (), {"OMP_WAIT_POLICY": "passive"}),
-    Variant("OMP_NUM_THREADS", "1", BLAS_TESTS + TORCH_TESTS),
     # oneDNN, which multiplies and convolves for torch, has a setting of its own.
     Variant("ATEN_CPU_CAPABILITY", "default", TORCH_TESTS, (), {"ONEDNN_MAX_CPU_ISA": "SSE41"}),
     Variant(
         "ATEN_CPU_CAPABILITY", "avx2", TORCH_TESTS, ("avx2", "fma"), {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     ),
+    # On torch one thread with the kernels of this machine is what `make test` is.
+    Variant("OMP_NUM_THREADS", "1", BLAS_TESTS),
     Variant("OPENBLAS_CORETYPE", "Haswell", BLAS_TESTS, ("avx2", "fma")),
     Variant("OPENBLAS_CORETYPE", "Zen", BLAS_TESTS, ("avx2", "fma")),
     Variant("OPENBLAS_CORETYPE", "SkylakeX", BLAS_TESTS, AVX512),
