@@ -1,5 +1,6 @@
 """The demo at a size that takes seconds: its numbers, its pictures, and that a seed repeats it."""
 
+import json
 import sys
 from typing import cast
 
@@ -30,7 +31,18 @@ def test_pictures_are_png_files_with_something_in_them(result):
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n")
         assert len(content) > 20_000
-    assert len(list(result.pictures[0].parent.iterdir())) == 3  # no temporary file is left
+    written = {path.name for path in result.pictures[0].parent.iterdir()}
+    assert written == {"accuracy.png", "uncertainty.png", "toy.png", "demo.json"}  # nothing else
+
+
+def test_record_has_the_numbers_of_every_network(result):
+    record = json.loads(result.record.read_text(encoding="utf-8"))
+    assert list(record["accuracy"]["rows"]) == list(record["separation"]["rows"])
+    for kind, by_images in result.uncertainties.items():
+        (_, familiar), *foreign = by_images.items()
+        for name, uncertainty in foreign:
+            auroc = digits.separation(familiar.predictive_entropy, uncertainty.predictive_entropy)
+            assert record["separation"]["rows"][kind][name] == f"{auroc:.3f}"
 
 
 def test_mean_propagation_of_the_variance_network_is_at_chance(result):

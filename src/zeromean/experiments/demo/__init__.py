@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import nn
 
 import zeromean as zm
 from zeromean.data import toy_points
-from zeromean.experiments.demo import digits, pictures, toy
+from zeromean.experiments.demo import digits, pictures, tables, toy
 from zeromean.experiments.demo.training import train
 from zeromean.models.toy import toy_network
 from zeromean.prediction.classification import PredictiveUncertainty
@@ -44,15 +43,18 @@ class DemoResult:
     """The numbers behind the table and the pictures."""
 
     accuracies: dict[str, digits.Accuracies]
-    uncertainties: dict[str, PredictiveUncertainty]
+    uncertainties: dict[str, dict[str, PredictiveUncertainty]]
+    """Of every network, for every kind of image, the familiar one first."""
     encodings: list[toy.Encoding]
     pictures: list[Path]
+    record: Path
+    """The numbers of both tables, as text."""
 
 
 def run_demo(
     output: Path, *, seed: int = 0, sizes: Sizes = Sizes(), console: Console | None = None
 ) -> DemoResult:
-    """Train, evaluate, draw, and say where the pictures are.
+    """Train, evaluate, draw, and say where pictures and numbers are.
 
     Args:
         output: A folder that exists.
@@ -81,21 +83,29 @@ def run_demo(
         }
         images = {"test digits": data.test_images, **digits.foreign_images(data.test_images)}
         uncertainties = {
-            name: zm.predictive_uncertainty(networks["variance"], kind, sizes.num_samples)
-            for name, kind in images.items()
+            kind: {
+                name: zm.predictive_uncertainty(model, some, sizes.num_samples)
+                for name, some in images.items()
+            }
+            for kind, model in networks.items()
         }
         encodings = [toy.encode(model, *toy_points(sizes.toy_points)) for model in toys]
 
     figures = {
         "accuracy.png": pictures.draw_accuracy(accuracies),
-        "uncertainty.png": pictures.draw_uncertainty(images, uncertainties),
+        "uncertainty.png": pictures.draw_uncertainty(images, uncertainties["variance"]),
         "toy.png": pictures.draw_toy(encodings),
     }
     paths = [pictures.save(figure, output / name) for name, figure in figures.items()]
-    console.print(_table(accuracies))
-    for path in paths:
+    numbers = tables.Tables(
+        tables.accuracy_rows(accuracies, sizes.draws),
+        tables.separation_rows(uncertainties, sizes.num_samples),
+    )
+    numbers.print(console)
+    record = numbers.write(output / "demo.json", seed=seed)
+    for path in (*paths, record):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False, markup=False)
-    return DemoResult(accuracies, uncertainties, encodings, paths)
+    return DemoResult(accuracies, uncertainties, encodings, paths, record)
 
 
 def _train_digits(
@@ -131,17 +141,3 @@ def _train_toy(seed: int, sizes: Sizes, progress: Progress) -> nn.Sequential:
         description=f"toy problem, seed {seed}",
     )
     return model
-
-
-def _table(accuracies: dict[str, digits.Accuracies]) -> Table:
-    table = Table(title="Test accuracy on digits, %", caption="± standard deviation over draws")
-    for heading in ("network", "one sample", "mean propagation", "20 samples"):
-        table.add_column(heading, justify="left" if heading == "network" else "right")
-    for name, result in accuracies.items():
-        table.add_row(
-            name,
-            f"{result.one_sample.mean():.1f} ± {result.one_sample.std():.1f}",
-            f"{result.mean:.1f}",
-            f"{result.twenty_samples.mean():.1f} ± {result.twenty_samples.std():.1f}",
-        )
-    return table
