@@ -12,17 +12,16 @@ from typing import Any
 
 from zeromean.experiments.report.json_value import JsonValue
 from zeromean.experiments.runs.checksum import is_changed
+from zeromean.experiments.runs.claims import DIRECTIONS, STATISTICS
 from zeromean.experiments.runs.damage import damage_of, refuse
+from zeromean.experiments.runs.documents import OURS
 
-DIRECTIONS = ("at least", "at most", "equal")
-STATISTICS = ("mean", "median")
-OURS = "ours"
 KINDS = ("line", "bar", "scatter", "histogram", "image")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A number of a document, or a bound of ours, and how far what we measured may be from it."""
+class RecordedClaim:
+    """A claim (`runs.claims`) as a record has it: its author in words, also of older records."""
 
     metric: str
     label: str
@@ -112,7 +111,7 @@ class Record:
     source: str
     command: str
     runs: list[Run]
-    claims: list[Claim]
+    claims: list[RecordedClaim]
     figures: list[Figure]
     notes: str
     tries: list[list[Run]] = field(default_factory=list)
@@ -238,13 +237,13 @@ def _metrics(value: JsonValue) -> dict[str, Any]:
     return metrics
 
 
-def _claim(value: JsonValue) -> Claim:
+def _claim(value: JsonValue) -> RecordedClaim:
     unit, author = value.get("unit"), value.get("author")
     statistic, seeds_in_run = value.get("statistic"), value.get("seeds_in_run")
     tolerance = value["tolerance"].number()
     if tolerance < 0:
         value["tolerance"].fail(f"must be at least 0, got {tolerance}.")
-    return Claim(
+    return RecordedClaim(
         metric=value["metric"].text(),
         label=value["label"].text(),
         # Records of earlier versions say “paper” for the number, and not whose it is.
