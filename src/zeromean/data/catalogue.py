@@ -32,7 +32,7 @@ class DataFile:
     sha256: str | None
     source: Download
     label_bytes: int = 1  # a CIFAR record's; the last one is the class
-    per_class: int | None = None  # objects a class, where all have the same number
+    per_class: int | None = None  # examples a class, where all have the same number
 
     @property
     def in_archive(self) -> bool:

@@ -134,7 +134,7 @@ def _bring(name: str, files: Sequence[DataFile], folder: Path) -> None:
 
 def _vain(name: str, files: Sequence[DataFile], folder: Path, error: Exception) -> str:
     return (
-        f"{name} is not complete in {folder}, and what is missing could not be brought: {error}\n"
+        f"{name} is not complete in {folder}, and the download of what is missing failed: {error}\n"
         + _instructions(files, folder)
     )
 

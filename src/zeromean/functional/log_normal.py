@@ -1,7 +1,7 @@
 """Truncated log-normal multipliers: log θ is normal, cut to an interval.
 
-The posterior of structured Bayesian pruning, beside a prior for which log θ is uniform on the same
-interval (Neklyudov, Molchanov, Ashukha & Vetrov, 2017). All of it is elementwise over units:
+The posterior of structured Bayesian pruning, whose prior has log θ uniform on the same interval
+(Neklyudov, Molchanov, Ashukha & Vetrov, 2017). Every function is elementwise over units:
 `location` and `log_scale` belong to the normal before it was cut to [low, high].
 
 Everything is computed in float64: units are few, and truncated normals live on differences of

@@ -19,7 +19,7 @@ def safe_sqrt(variance: Tensor) -> Tensor:
 
 
 def smallest_normal(dtype: torch.dtype) -> float:
-    """Below it numbers lose digits and speed. 0 for float16, whose denormals are in daily use."""
+    """Numbers below it lose digits and speed. 0 for float16, whose small numbers are all such."""
     return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 

@@ -32,7 +32,7 @@ class LinearMap(ABC):
 
     @abstractmethod
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
-        """Apply a symmetric zero-mean weight with random signs of their own for every object."""
+        """Apply a symmetric zero-mean weight with random signs of their own for every example."""
 
     def prefers_weights(self, x: Tensor, weight_shape: torch.Size) -> bool:
         """Whether weights are cheaper to draw than outputs, and no example can tell.
@@ -43,7 +43,7 @@ class LinearMap(ABC):
         return False
 
     def each(self, x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Apply the map to every object, along the first dimension, with a weight of its own."""
+        """Apply the map to every example, along the first dimension, with a weight of its own."""
         device = x.device.type
         if device != "meta" and torch.is_autocast_enabled(device):
             # It does not reach convolutions inside vmap.
@@ -173,7 +173,7 @@ class Convolution(LinearMap):
         return torch.channels_last if pays and x.is_contiguous() else None
 
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
-        # One sign for each object and channel: within an object the weights stay shared.
+        # One sign for each example and channel: within an example the weights stay shared.
         flipped = self(x * rademacher(_first_position(x)), deviation)
         return flipped * rademacher(_first_position(flipped))
 
@@ -242,7 +242,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _first_position(x: Tensor) -> Tensor:
-    """(N, C, *spatial) -> (N, C, 1, …): one element for each object and channel."""
+    """(N, C, *spatial) -> (N, C, 1, …): one element for each example and channel."""
     for dim in range(2, x.dim()):
         x = x.narrow(dim, 0, min(1, x.shape[dim]))  # There may be no position at all.
     return x

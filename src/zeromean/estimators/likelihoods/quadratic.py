@@ -168,7 +168,7 @@ def from_rows(rows: Chunk, *, fit_intercept: bool) -> LeastSquares:
 
 
 def told_apart(num_features: int, num_rows: float) -> bool:
-    """Whether all features can be looked at beside each other."""
+    """Whether there are rows enough to judge every feature given all others."""
     return 0 < num_features <= min(num_rows / ROWS_A_FEATURE, MOST_INVERTED)
 
 

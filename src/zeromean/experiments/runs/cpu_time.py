@@ -10,7 +10,7 @@ from zeromean.files.atomic import whole_file
 
 
 class CpuTime:
-    """CPU seconds of a piece of work, kept in a file beside its results.
+    """CPU seconds of a piece of work, kept in a file next to its results.
 
     What an interrupted process did after its last `save` is not counted: it is done again.
 

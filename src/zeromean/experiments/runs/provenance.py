@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,8 @@ def missing_seed(seeds: Sequence[int], unfinished: Sequence[int] = ()) -> int | 
 
 def environment() -> dict[str, Any]:
     """What a number may depend on."""
+    from importlib import metadata
+
     import torch
 
     versions = {}
