@@ -249,7 +249,7 @@ def test_bad_input_gets_a_sentence():
         zm.draw_noise(model, -1)
     with pytest.raises(ValueError, match=r"needs noise for 1\.weight, 3\.weight, got it for nothi"):
         zm.held_noise(model, {}).__enter__()
-    with zm.held_noise(model, num_objects=3), pytest.raises(ValueError, match="for 3 .* got"):
+    with zm.held_noise(model, num_objects=3), pytest.raises(ValueError, match=r"for 3 .* got"):
         model(torch.zeros(2, 4))
     with zm.held_noise(model) as held, pytest.raises(ValueError, match="num_objects=…"):
         held.redraw(torch.tensor([0]))

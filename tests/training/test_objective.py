@@ -339,7 +339,7 @@ def test_likelihood_refuses_outputs_without_an_output_dimension():
 def test_elbo_loss_refuses_an_unreduced_likelihood_and_a_missing_count():
     with pytest.raises(ValueError, match=r"must be one number.*\(5,\); use nll.mean\(\)"):
         zm.elbo_loss(torch.zeros(5), torch.zeros(()), num_data=10)
-    with pytest.raises(ValueError, match="num_data must be .* training set"):
+    with pytest.raises(ValueError, match=r"num_data must be .* training set"):
         zm.elbo_loss(torch.zeros(()), torch.zeros(()), num_data=math.nan)
 
 
