@@ -46,7 +46,7 @@ def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
 
 
 class Int8Linear(nn.Module):
-    """A plain linear layer in int8: weights with a scale a neuron, activations with one an example.
+    """A plain linear layer in int8: a scale for each neuron's weights and each example's inputs.
 
     For inference. It needs a quarter of the memory of float32, and multiplies in integers; in
     float32 on CPUs without integer dot products (VNNI), where it is not faster.
@@ -69,7 +69,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
 
-    @torch.no_grad()  # Rounding has no gradient: what autograd would find is not one.
+    @torch.no_grad()  # Rounding has no useful gradient, though autograd would compute one.
     def forward(self, input: Tensor) -> Tensor:
         require_floating("Int8Linear", input)
         rows = _wide(input.reshape(-1, self.in_features))

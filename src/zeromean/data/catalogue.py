@@ -1,4 +1,4 @@
-"""The official files of every data set: where they come from, where they lie, what they hold."""
+"""The official files of every data set: their sources, their places and what they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a file in MNIST's IDX or CIFAR's binary format, and refusing one that is not itself.
+"""Reading a file in MNIST's IDX or CIFAR's binary format, and refusing one that is damaged.
 
 The sentences of the errors say what is wrong with the file; `loading.py` says which file it is.
 """

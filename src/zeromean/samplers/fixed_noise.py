@@ -16,7 +16,7 @@ Noise = dict[str, Tensor]
 
 
 class KeptNoise(ABC):
-    """A sampler whose noise outlasts a call; recurrent layers and units ask it for theirs."""
+    """A sampler that keeps its noise between calls; recurrent layers and units ask it for noise."""
 
     @abstractmethod
     def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ class KeptNoise(ABC):
 
     @abstractmethod
     def one_weight(self, posterior: Posterior) -> Tensor:
-        """The weight, where only one for the whole batch will do."""
+        """One weight for the whole batch, for layers that can use no other."""
 
     @abstractmethod
     def __call__(

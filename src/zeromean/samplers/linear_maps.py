@@ -1,7 +1,7 @@
 """The linear maps of the layers, as values without parameters: what op(x, weight) is.
 
 A map knows how it acts on a weight, how the first two moments of a random weight reach its
-output, and for what flipout draws signs of their own.
+output, and which inputs and outputs get random signs under flipout.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LinearMap(ABC):
         return bias
 
     def better_format(self, x: Tensor, weight: torch.Size) -> torch.memory_format | None:
-        """The memory format in which the map is computed faster; None: as it comes."""
+        """The memory format in which the map is computed faster; None where it does not matter."""
         return None
 
     def moments(
@@ -115,7 +115,7 @@ class Dense(LinearMap):
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients with respect to x and weight, as far as they are wanted."""
+        """Gradients with respect to x and weight, those that are asked for."""
         grad_x = grad @ weight if wanted[0] else None
         grad_weight = _rows(grad).T @ _rows(x) if wanted[1] else None
         return grad_x, grad_weight
@@ -180,7 +180,7 @@ class Convolution(LinearMap):
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients with respect to x and weight, as far as they are wanted."""
+        """Gradients with respect to x and weight, those that are asked for."""
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
             grad,
             x,

@@ -129,7 +129,7 @@ def _dense(layer: Any, x: Tensor) -> Tensor:
 
 
 def _dense_on_vector(layer: Any, x: Tensor) -> Tensor:
-    # Straight from the dictionaries: for a single example, looking up attributes would show.
+    # Read from the dictionaries: for a single example, attribute look-up would be slow.
     weight, bias = layer._parameters["weight"], layer._parameters["bias"]
     return torch.mv(weight, x) if bias is None else torch.addmv(bias, weight, x)
 

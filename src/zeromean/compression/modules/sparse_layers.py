@@ -87,7 +87,7 @@ class SparseLinear(nn.Module):
 
     def read_vector(self, x: Tensor) -> Tensor:
         """`(in_features,)` to `(out_features,)`."""
-        # Straight from the dictionaries: for a single example, looking up attributes would show.
+        # Read from the dictionaries: for a single example, attribute look-up would be slow.
         dense, bias = self._buffers["dense_weight"], self._parameters["bias"]
         if dense is None:
             return self._multiply(x.view(-1, 1), self._buffers["columns"]).view(-1)
@@ -267,7 +267,7 @@ class _Products(NamedTuple):
 
 
 def require_features(number: int, wanted: int) -> None:
-    """Where only some inputs are read, nobody else would notice that there are others."""
+    """Check the size of the input: where only some of it is read, no operation would."""
     if number != wanted:
         raise ValueError(f"The network needs {wanted} features here, got {number}.")
 

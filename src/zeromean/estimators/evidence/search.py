@@ -44,7 +44,7 @@ VERY_ROUGHLY = 1.0
 FEWEST_ROWS_A_FEATURE = 1.2
 # Rows beyond two a feature that are needed, so that few rows do not explain everything.
 FEWEST_ROWS_LEFT = 2
-# Parts of the full price at which larger models are looked for.
+# Larger models are searched for at these parts of the full price.
 LOWER_PRICES = (4, 8, 32)
 # Up to so many features, and with hardly more rows, every feature and every pair is a start.
 MOST_PAIRED = 8

@@ -136,7 +136,7 @@ def from_moments(moments: Moments, *, fit_intercept: bool) -> LeastSquares:
 
 
 def from_rows(rows: Chunk, *, fit_intercept: bool) -> LeastSquares:
-    """Without a matrix of features by features: for more features than rows."""
+    """For more features than rows: no matrix of features by features is formed."""
     X, target, weight = rows.X, rows.y, rows.weights()
     count = float(weight.sum())
     mean, square = mean_and_square(X, weight, count)

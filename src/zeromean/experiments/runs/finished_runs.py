@@ -44,7 +44,7 @@ def flat(
 
 
 def is_timing(name: str, metric: str) -> bool:
-    """Whether a number depends on the machine and its mood."""
+    """Whether a number is a time, which depends on the machine and on its load."""
     patterns: Sequence[str] = getattr(registry.load(name), "TIMINGS", ())
     return any(fnmatchcase(metric, pattern) for pattern in patterns)
 

@@ -152,7 +152,7 @@ def _record(name: str, runs: Runs) -> dict[str, Any]:
 
 
 def _words(name: str, runs: Runs) -> dict[str, Any]:
-    """What a record says besides the numbers of its runs: the words of today."""
+    """What a record says besides the numbers of its runs: as the code says it today."""
     experiment = registry.load(name)
     measured = {key for run in runs for key in run["metrics"]}
     return {
@@ -290,7 +290,7 @@ def _merged(
 
 
 def _adopted(record: dict[str, Any]) -> Runs:
-    """The runs of a record; of those that were made before provenance, what is known of it."""
+    """The runs of a record; older ones have as much of their provenance as is known."""
     adopted = []
     for run in record["runs"]:
         commit = str(run["environment"].get("commit") or UNKNOWN)
