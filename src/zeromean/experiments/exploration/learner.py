@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import zeromean as zm
 from zeromean.experiments.exploration import policies
 from zeromean.training.checkpoint import DamagedError, load_tensors, save_tensors
+from zeromean.training.randomness import derived_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Learner:
         rows = []
         with torch.random.fork_rng(devices=[]):
             for seed in self.seeds:
-                torch.manual_seed(_key(seed, episode))
+                torch.manual_seed(derived_seed(seed, episode))
                 training = posterior.draw_noise()
                 rest = [
                     torch.zeros_like(training) if posterior.has_mean else posterior.draw_noise()
@@ -215,7 +215,3 @@ def _affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _running_mean(mean: Tensor, value: Tensor) -> Tensor:
     return torch.where(mean == 0, value, 0.9 * mean + 0.1 * value)
-
-
-def _key(seed: int, episode: int) -> int:
-    return int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])

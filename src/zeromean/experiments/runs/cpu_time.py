@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from zeromean.files.atomic import whole_file
+from zeromean.experiments.runs.json_files import write_json
 
 
 class CpuTime:
@@ -38,8 +38,7 @@ class CpuTime:
         self._elsewhere += seconds
 
     def save(self) -> None:
-        with whole_file(self.path) as temporary:
-            temporary.write_text(json.dumps({"cpu_seconds": round(self.seconds, 1)}) + "\n")
+        write_json(self.path, {"cpu_seconds": round(self.seconds, 1)})
 
 
 def _read(path: Path) -> float:

@@ -12,6 +12,7 @@ import zeromean as zm
 from zeromean import functional
 from zeromean.conversion.certificate import effective_log_alpha
 from zeromean.distributions.posteriors.factorized import independent
+from zeromean.experiments.networks import small_networks
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet
@@ -94,7 +95,7 @@ def accuracy(
             for batch, _ in _batches(data)
         ]
     )
-    return 100 * (proba.argmax(-1) == data.labels).double().mean().item()
+    return small_networks.accuracy(proba, data.labels)
 
 
 def sampled_probabilities(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zeromean.experiments.networks import small_networks
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import CHIRKOVA, PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
@@ -101,7 +102,7 @@ def _curve(trained: lenet.Trained, most: int) -> list[dict[str, float]]:
         rows.append(
             {
                 "num_samples": done,
-                "accuracy": 100 * (proba.argmax(-1) == labels).double().mean().item(),
+                "accuracy": small_networks.accuracy(proba, labels),
                 "nll": -chosen.log().mean().item(),
             }
         )
