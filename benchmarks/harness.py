@@ -1,7 +1,7 @@
 """How things are measured: CPU time in alternating pairs, memory kept for backward, peak memory.
 
 The machine is shared, so wall times and absolute times are noise. What is reported is the ratio
-to a floor (the deterministic network) that is measured again right beside every repeat.
+to a floor (the deterministic network) that is measured again right next to every repeat.
 """
 
 import math

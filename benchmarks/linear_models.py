@@ -1,4 +1,4 @@
-"""Sparse linear models beside their peers: ratios of CPU time, and what streaming costs.
+"""Sparse linear models compared with their peers: ratios of CPU time, and what streaming costs.
 
 python benchmarks/linear_models.py            everything, about 5 minutes
 python benchmarks/linear_models.py --quick    about a minute; fewer pairs, shorter streams

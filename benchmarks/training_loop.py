@@ -1,4 +1,4 @@
-"""What an epoch of `zeromean.training.fit` costs beside a bare deterministic PyTorch loop.
+"""What an epoch of `zeromean.training.fit` costs compared with a bare deterministic PyTorch loop.
 
     OMP_NUM_THREADS=1 MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 \
         .venv/bin/python benchmarks/training_loop.py
@@ -27,7 +27,7 @@ LARGEST_INPUT_SHARE = 0.05
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The training loop beside a bare one.")
+    parser = argparse.ArgumentParser(description="The training loop compared with a bare one.")
     parser.add_argument("--images", type=int, default=12_000)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()

@@ -77,6 +77,34 @@ def test_every_entry_has_its_place_and_none_is_named_like_a_function():
     assert not entries & set(zm.__all__)
 
 
+def packages():
+    return [path.parent for path in sorted(SOURCE.rglob("__init__.py")) if path.parent != SOURCE]
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_package_hides_a_module_behind_what_it_exports(package):
+    """`import zeromean.a.b as b` must bind the module, whatever `zeromean.a` takes from it."""
+    own = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    name = ".".join(("zeromean", *package.relative_to(SOURCE).parts))
+    tree = ast.parse((package / "__init__.py").read_text("utf-8"))
+    taken = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module != name
+        for alias in node.names
+    }
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert not own & (taken | defined)
+
+
+def test_tests_mirror_the_tree():
+    tests = Path(__file__).parent
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")} - {Path()}
+    known = {path.relative_to(SOURCE) for path in packages()}
+    assert folders <= known, "a folder of tests has the name of the package that it tests"
+    assert {path for path in known if len(path.parts) == 1} <= folders, "a package has no tests"
+
+
 def test_names_are_those_that_type_checkers_see():
     tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))

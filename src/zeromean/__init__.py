@@ -1,7 +1,7 @@
-"""Networks whose weights are random: variance networks, variational dropout and around them.
+"""Networks whose weights are random: variance networks, variational dropout, Bayesian networks.
 
-Names are imported when they are first used: `import zeromean` costs nothing, and what compresses,
-exports or trains is read by those who compress, export or train.
+Public names are imported when they are first used. So `import zeromean` takes hardly any time, and
+compression, export and training are loaded only by those who use them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What callers hand in, checked before anything is done with it.
+"""Checks of arguments, before anything is done with them.
 
-Each function takes arguments by their names and raises TypeError for what is not of the kind that
-is wanted, ValueError for what is out of range. Those that return something return it in the form
-that the library computes with: numpy's integers, say, become Python's.
+Each function takes arguments by name. It raises TypeError for a value of the wrong kind, and
+ValueError for a value out of range. Functions that return something return the form that the
+library computes with: for example a Python integer for one of numpy's.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ class Registry(Mapping[str, Any]):
 
 NOISES = Registry("noise")
 SAMPLERS = Registry("sampler")
+"""Samplers by name, those of your own that are registered included."""
 PRIORS = Registry("prior")
 POSTERIORS = Registry("posterior")
 LAYERS = Registry("layer")

@@ -754,7 +754,7 @@ def test_recalibration_passes_over_a_last_batch_of_one_object():
     assert zm.recalibrate_batchnorm_(model, data.split(10)) == 4
     means = torch.stack([batch.mean(0) for batch in data[:40].split(10)])
     torch.testing.assert_close(model[0].running_mean, means.mean(0))
-    with pytest.raises(ValueError, match="batches of one object only"):
+    with pytest.raises(ValueError, match="batches of one example"):
         zm.recalibrate_batchnorm_(model, data[:2].split(1))
     torch.testing.assert_close(model[0].running_mean, means.mean(0))
 

@@ -261,7 +261,7 @@ def test_labels_are_checked_without_a_hash(small):
     damaged(small, "fashion-mnist", "train", path, "label 10 where only 10 exist")
     labels[0] = labels[1]
     small.rewrite(path, idx_labels(np.sort(labels)))
-    damaged(small, "fashion-mnist", "train", path, "objects a class where 4 belong")
+    damaged(small, "fashion-mnist", "train", path, "a class where 4 belong")
 
 
 def test_folder_in_place_of_a_file_is_refused(small):

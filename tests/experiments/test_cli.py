@@ -228,10 +228,10 @@ def test_unknown_data_set_names_the_nearest(capsys):
 
 
 def test_report_collects_runs_into_a_page(capsys, monkeypatch, tmp_path):
-    from zeromean.experiments.runs import runner
+    from zeromean.experiments.runs import provenance
 
-    monkeypatch.setattr(runner, "commit", lambda: "1" * 40)
-    monkeypatch.setattr(runner, "commit_exists", lambda name: True)
+    monkeypatch.setattr(provenance, "commit", lambda: "1" * 40)
+    monkeypatch.setattr(provenance, "commit_exists", lambda name: True)
     assert cli.main(["run", "fig2", "--smoke", "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
     output = tmp_path / "page.html"
     arguments = ["report", "--collect", "--runs", str(tmp_path / "runs")]
@@ -242,9 +242,9 @@ def test_report_collects_runs_into_a_page(capsys, monkeypatch, tmp_path):
 
 
 def test_report_shows_what_was_just_run_and_refuses_to_collect_it(capsys, monkeypatch, tmp_path):
-    from zeromean.experiments.runs import runner
+    from zeromean.experiments.runs import provenance
 
-    monkeypatch.setattr(runner, "commit", lambda: "1" * 40 + "+")
+    monkeypatch.setattr(provenance, "commit", lambda: "1" * 40 + "+")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "fig2", "--smoke", "--quiet"]) == 0
     assert cli.main(["report"]) == 0

@@ -6,7 +6,7 @@ import pytest
 
 from zeromean.experiments import registry
 from zeromean.experiments.report.notes import PLACEHOLDER, UNKNOWN, fill
-from zeromean.experiments.report.records import Claim, Run
+from zeromean.experiments.report.records import RecordedClaim, Run
 from zeromean.experiments.runs import documents
 
 KEYS = {item.key for item in documents.ITEMS}
@@ -119,7 +119,7 @@ def test_notes_are_filled_with_means_settings_and_claims():
         )
         for seed in range(2)
     ]
-    claim = Claim(
+    claim = RecordedClaim(
         metric="share",
         label="",
         value=0.5,

@@ -18,13 +18,9 @@ from zeromean.experiments.exploration.environments import (
     Task,
     make_environment,
 )
-from zeromean.experiments.exploration.policy_gradient import (
-    METHODS,
-    Episodes,
-    Learner,
-    Settings,
-    train,
-)
+from zeromean.experiments.exploration.learner import Episodes, Learner, Settings
+from zeromean.experiments.exploration.policies import METHODS
+from zeromean.experiments.exploration.policy_gradient import train
 
 CARTPOLE = fig6.TASKS["cartpole"]
 SMALL = Settings(episodes=6, width=8, lr=1e-2)

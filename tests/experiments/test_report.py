@@ -25,7 +25,7 @@ from zeromean.experiments.report.formats import (
     format_summary,
     with_unit,
 )
-from zeromean.experiments.report.records import Claim, Run, read_record
+from zeromean.experiments.report.records import RecordedClaim, Run, read_record
 from zeromean.experiments.report.verdicts import Measured, Summary, judge, measure, summarize
 from zeromean.experiments.runs.checksum import sealed
 
@@ -293,8 +293,8 @@ def page(path) -> Page:
     return Page(path.read_text("utf-8"))
 
 
-def a_claim(direction="at least", value=99.4, tolerance=0.15, **changes) -> Claim:
-    return Claim(
+def a_claim(direction="at least", value=99.4, tolerance=0.15, **changes) -> RecordedClaim:
+    return RecordedClaim(
         metric="m",
         label="l",
         value=value,

@@ -21,12 +21,13 @@ from zeromean.experiments import registry
 from zeromean.experiments.report.markdown import to_markdown
 from zeromean.experiments.report.page import section
 from zeromean.experiments.report.records import read_record
-from zeromean.experiments.runs import records, runner
+from zeromean.experiments.runs import identity, provenance, records, runner
 from zeromean.experiments.runs.checksum import sealed
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
-from zeromean.experiments.runs.log import RunLog, plain, write_json
+from zeromean.experiments.runs.json_files import plain, write_json
+from zeromean.experiments.runs.log import RunLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +91,8 @@ def fake(monkeypatch):
     monkeypatch.setitem(sys.modules, "fake_experiment", module)
     monkeypatch.setitem(registry.REGISTRY, "fake", registry.Entry("fake_experiment", "fake", ()))
     # As if it ran in a checkout without changes.
-    monkeypatch.setattr(runner, "commit", lambda: COMMIT)
-    monkeypatch.setattr(runner, "commit_exists", COMMITS.__contains__)
+    monkeypatch.setattr(provenance, "commit", lambda: COMMIT)
+    monkeypatch.setattr(provenance, "commit_exists", COMMITS.__contains__)
     return module
 
 
@@ -134,7 +135,7 @@ def test_interrupted_run_resumes_to_the_same_numbers(fake, place, tmp_path):
     fake.interrupt_at = "three"
     with pytest.raises(KeyboardInterrupt):
         runner.run_experiment("fake", Config(), [0], place=place)
-    folder = runner.run_folder("fake", Config(), place.runs)
+    folder = identity.run_folder("fake", Config(), place.runs)
     assert not (folder / "done.json").exists()
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     fake.interrupt_at = None
@@ -174,8 +175,8 @@ def test_other_configuration_gets_another_folder(fake, place):
 
 
 def test_digest_ignores_the_seed_and_nothing_else():
-    assert runner.digest(Config(seed=1)) == runner.digest(Config(seed=2))
-    assert runner.digest(Config(rate=0.1)) != runner.digest(Config())
+    assert identity.digest(Config(seed=1)) == identity.digest(Config(seed=2))
+    assert identity.digest(Config(rate=0.1)) != identity.digest(Config())
 
 
 def test_folder_of_another_configuration_is_refused_and_left_alone(fake, place):
@@ -194,7 +195,7 @@ def test_traceback_of_a_failed_run_is_kept_until_it_succeeds(fake, place, monkey
     monkeypatch.setattr(fake, "run", lambda config, log: [][1])
     with pytest.raises(IndexError):
         runner.run_experiment("fake", Config(), place=place)
-    path = runner.run_folder("fake", Config(), place.runs) / "error.txt"
+    path = identity.run_folder("fake", Config(), place.runs) / "error.txt"
     assert "IndexError" in path.read_text()
     monkeypatch.setattr(fake, "run", run)
     runner.run_experiment("fake", Config(), place=place)
@@ -209,7 +210,7 @@ def test_damaged_config_is_refused(fake, place):
 
 
 def test_run_of_another_process_is_refused(fake, place):
-    folder = runner.run_folder("fake", Config(), place.runs)
+    folder = identity.run_folder("fake", Config(), place.runs)
     folder.mkdir(parents=True)
     with (
         FileLock(folder / "lock"),
@@ -243,7 +244,7 @@ def test_global_generator_is_left_alone(fake, place):
     ],
 )
 def test_command_makes_the_run_again(fake, config, expected):
-    assert runner.command("fake", config) == expected
+    assert identity.command("fake", config) == expected
 
 
 def test_unknown_experiment_names_the_nearest():
@@ -509,7 +510,7 @@ def test_runs_without_their_provenance_are_refused_and_others_collected(
 ):
     for size in (10, 7):
         runner.run_experiment("fake", Config(size=size), [0, 1], place=place)
-    done = runner.run_folder("fake", Config(seed=1), place.runs) / "done.json"
+    done = identity.run_folder("fake", Config(seed=1), place.runs) / "done.json"
     edit(done, lambda content: (content.pop("checksum"), change(content)))
     refused = []
     (path,) = records.collect(place.runs, tmp_path / "results", refused.append)
@@ -522,11 +523,11 @@ def test_runs_without_their_provenance_are_refused_and_others_collected(
 def test_a_missing_seed_is_refused(fake, place, tmp_path):
     runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
     refused = []
-    shutil.rmtree(runner.run_folder("fake", Config(seed=1), place.runs))
+    shutil.rmtree(identity.run_folder("fake", Config(seed=1), place.runs))
     assert records.collect(place.runs, tmp_path / "results", refused.append) == []
     # One that was started last and is not finished is missing, too.
     runner.run_experiment("fake", Config(), [1], place=place)
-    (runner.run_folder("fake", Config(seed=2), place.runs) / "done.json").unlink()
+    (identity.run_folder("fake", Config(seed=2), place.runs) / "done.json").unlink()
     assert records.collect(place.runs, tmp_path / "results", refused.append) == []
     assert re.search(r"is not collected, seed 1 is missing; run it too", refused[0])
     assert re.search(r"is not collected, seed 2 is missing; run it too", refused[1])
@@ -534,7 +535,7 @@ def test_a_missing_seed_is_refused(fake, place, tmp_path):
 
 def test_a_digest_of_something_else_is_refused(fake, place, tmp_path):
     runner.run_experiment("fake", Config(), [0], place=place)
-    folder = runner.run_folder("fake", Config(), place.runs)
+    folder = identity.run_folder("fake", Config(), place.runs)
     folder.parent.rename(folder.parent.parent / "0123456789")
     refused = []
     assert records.collect(place.runs, tmp_path / "results", refused.append) == []
@@ -711,7 +712,7 @@ def test_a_run_without_its_configuration_is_named(fake, place):
 def test_commands_quote_what_the_shell_would_split():
     linear_real = registry.load("linear_real")
     config = dataclasses.replace(linear_real.Config(), sets=("diabetes", "breast cancer"))
-    assert "--sets diabetes 'breast cancer' --seeds" in runner.command("linear_real", config)
+    assert "--sets diabetes 'breast cancer' --seeds" in identity.command("linear_real", config)
 
 
 def test_an_error_is_not_lost_where_it_cannot_be_written_down(fake, place, monkeypatch):

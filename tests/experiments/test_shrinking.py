@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import zeromean as zm
-from zeromean.experiments.sparse_networks import lenets, shrinking
+from zeromean.experiments.sparse_networks import lenet_training, shrinking
 from zeromean.experiments.sparse_networks.sparse_lenet5 import relu_lenet5_caffe
 from zeromean.models.lenet import lenet5_caffe, lenet_300_100
 
@@ -26,7 +26,7 @@ def sparse(architecture):
             posterior=zm.Additive,
             prior=zm.LogUniform(),
         )
-        for name in lenets.LAYERS[architecture.__name__]
+        for name in lenet_training.LAYERS[architecture.__name__]
     }
     return architecture(**make)
 

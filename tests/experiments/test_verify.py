@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zeromean.experiments import registry
-from zeromean.experiments.runs import records, runner, verify
+from zeromean.experiments.runs import provenance, records, runner, verify
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 
@@ -49,8 +49,8 @@ def module(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "drawn", fake)
     monkeypatch.setitem(registry.REGISTRY, "drawn", registry.Entry("drawn", "drawn", ()))
-    monkeypatch.setattr(runner, "commit", lambda: "1" * 40)
-    monkeypatch.setattr(runner, "commit_exists", lambda name: True)
+    monkeypatch.setattr(provenance, "commit", lambda: "1" * 40)
+    monkeypatch.setattr(provenance, "commit_exists", lambda name: True)
     return fake
 
 
@@ -150,8 +150,8 @@ def test_own_quick_runs_are_a_record_too(module, tmp_path):
 
 
 def test_one_run_is_enough_where_nothing_is_random(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "commit", lambda: "1" * 40)
-    monkeypatch.setattr(runner, "commit_exists", lambda name: True)
+    monkeypatch.setattr(provenance, "commit", lambda: "1" * 40)
+    monkeypatch.setattr(provenance, "commit_exists", lambda name: True)
     fig2 = registry.load("fig2")
     monkeypatch.setattr(fig2, "QUICK", fig2.SMOKE)
     monkeypatch.setattr(fig2, "SMOKE", dataclasses.replace(fig2.SMOKE, points=21))

@@ -195,7 +195,7 @@ def test_a_recurrent_layer_keeps_its_weights_from_call_to_call():
         torch.testing.assert_close(torch.cat([first, second], 1), whole)
     with (
         zm.held_noise(model, num_objects=2),
-        pytest.raises(ValueError, match=r"vmap over objects with zm\.draw_noise"),
+        pytest.raises(ValueError, match=r"vmap over .* with zm\.draw_noise"),
     ):
         model(x)
     noise = zm.draw_noise(model, num_samples=2)
@@ -249,7 +249,7 @@ def test_bad_input_gets_a_sentence():
         zm.draw_noise(model, -1)
     with pytest.raises(ValueError, match=r"needs noise for 1\.weight, 3\.weight, got it for nothi"):
         zm.held_noise(model, {}).__enter__()
-    with zm.held_noise(model, num_objects=3), pytest.raises(ValueError, match="for 3 objects, got"):
+    with zm.held_noise(model, num_objects=3), pytest.raises(ValueError, match=r"for 3 .* got"):
         model(torch.zeros(2, 4))
     with zm.held_noise(model) as held, pytest.raises(ValueError, match="num_objects=…"):
         held.redraw(torch.tensor([0]))
@@ -307,5 +307,5 @@ def test_noise_of_another_shape_gets_a_sentence(name, noise, num_objects):
 @pytest.mark.parametrize("objects", [[4], [-5], [0.5], [True, False]], ids=str)
 def test_redraw_of_objects_that_are_not_there_gets_a_sentence(objects):
     with zm.held_noise(dense(), num_objects=4) as held:
-        with pytest.raises(ValueError, match=r"redraw needs .* 4 objects"):
+        with pytest.raises(ValueError, match=r"redraw needs .* 4 "):
             held.redraw(objects)

@@ -114,7 +114,7 @@ def test_elbo_loss_is_the_negative_elbo_over_the_number_of_objects():
 
 @pytest.mark.parametrize("num_data", [0, -5])
 def test_elbo_loss_refuses_a_wrong_number_of_objects(num_data):
-    with pytest.raises(ValueError, match=f"num_data must be the number of objects.*{num_data}"):
+    with pytest.raises(ValueError, match=f"num_data must be .* training set.*{num_data}"):
         zm.elbo_loss(torch.tensor(1.0), torch.tensor(1.0), num_data=num_data)
 
 
@@ -332,14 +332,14 @@ def test_half_precision_parameters_keep_their_noise_and_a_finite_kl(posterior, d
 
 
 def test_likelihood_refuses_outputs_without_an_output_dimension():
-    with pytest.raises(ValueError, match=r"shape \(objects, outputs\), got \(5,\); use outputs.un"):
+    with pytest.raises(ValueError, match=r"shape .*outputs\), got \(5,\); use outputs.un"):
         zm.GaussianLikelihood().nll(torch.zeros(5), torch.zeros(5))
 
 
 def test_elbo_loss_refuses_an_unreduced_likelihood_and_a_missing_count():
     with pytest.raises(ValueError, match=r"must be one number.*\(5,\); use nll.mean\(\)"):
         zm.elbo_loss(torch.zeros(5), torch.zeros(()), num_data=10)
-    with pytest.raises(ValueError, match="num_data must be the number of objects"):
+    with pytest.raises(ValueError, match=r"num_data must be .* training set"):
         zm.elbo_loss(torch.zeros(()), torch.zeros(()), num_data=math.nan)
 
 
@@ -365,7 +365,7 @@ def test_clipping_leaves_alone_what_is_not_learned():
 def test_terms_that_are_no_single_numbers_are_refused():
     with pytest.raises(ValueError, match=r"kl must be one number, .* got a tensor of shape \(2,\)"):
         zm.elbo_loss(torch.tensor(1.0), torch.ones(2), num_data=10)
-    with pytest.raises(ValueError, match=r"must have the shape \(objects, 3\), got \(5, 1\)"):
+    with pytest.raises(ValueError, match=r"must have the shape .*3\), got \(5, 1\)"):
         zm.GaussianLikelihood(3).nll(torch.zeros(5, 1), torch.zeros(5, 1))
     with pytest.raises(ValueError, match="num_outputs must be at least 1, got 0"):
         zm.GaussianLikelihood(0)

@@ -310,7 +310,7 @@ def _check_moments(layer: Any, twin: nn.Module, x: Tensor) -> None:
 
 
 def _check_sharing(layer: Any, x: Tensor) -> None:
-    """`weight` gives equal objects equal outputs; `local` gives each noise of its own."""
+    """`weight` gives equal examples equal outputs; `local` gives each noise of its own."""
     if x.dim() != 2 or not isinstance(layer, zm.Linear) or len(x) < 2:
         return
     both = x[:1].expand(2, -1)
@@ -321,7 +321,7 @@ def _check_sharing(layer: Any, x: Tensor) -> None:
         _, variance = _moments_of_weight(layer)
         if ((x[:1].double() ** 2) @ variance.T).max() > 1e-6:
             outputs = layer(both)
-            require(not torch.equal(outputs[0], outputs[1]), "two objects share their noise")
+            require(not torch.equal(outputs[0], outputs[1]), "two examples share their noise")
 
 
 def _check_kl(layer: Any) -> None:

@@ -16,7 +16,7 @@ from zeromean.layers.surgery import copy_with_masks, replace_modules_
 def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
     """A copy of the model with its large plain linear layers in int8, for inference.
 
-    It pays for batches; a single object may take longer than before, unless layers are very large.
+    It pays for batches; a single example may take longer than before, unless layers are very large.
     Stochastic layers stay as they are: make them plain first (`zm.to_deterministic`,
     `zm.compress`). So do layers with hooks. Sparse layers gain more from `zm.compress`.
 
@@ -46,7 +46,7 @@ def to_int8(model: nn.Module, *, min_weights: int = 2**16) -> nn.Module:
 
 
 class Int8Linear(nn.Module):
-    """A plain linear layer in int8: weights with a scale a neuron, activations with one an object.
+    """A plain linear layer in int8: a scale for each neuron's weights and each example's inputs.
 
     For inference. It needs a quarter of the memory of float32, and multiplies in integers; in
     float32 on CPUs without integer dot products (VNNI), where it is not faster.
@@ -69,7 +69,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
 
-    @torch.no_grad()  # Rounding has no gradient: what autograd would find is not one.
+    @torch.no_grad()  # Rounding has no useful gradient, though autograd would compute one.
     def forward(self, input: Tensor) -> Tensor:
         require_floating("Int8Linear", input)
         rows = _wide(input.reshape(-1, self.in_features))

@@ -1,4 +1,4 @@
-"""A weight tensor by its neurons: output units, filters or embedding columns."""
+"""The weights of each neuron of a layer: output units, filters or embedding columns."""
 
 from __future__ import annotations
 

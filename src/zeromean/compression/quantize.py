@@ -27,7 +27,7 @@ from zeromean.arguments import (
     require_numbers,
     require_predicate,
 )
-from zeromean.compression.candidates import LOG_ALPHA_THRESHOLD
+from zeromean.compression.bit_widths import fewest_bits, num_readable
 from zeromean.compression.compress import plain_copy
 from zeromean.compression.export import tensor_codes
 from zeromean.compression.export.compressed import compressed_size
@@ -148,7 +148,7 @@ def quantize_(
         tolerance: Largest root mean square of the rounding errors, in posterior standard
             deviations, by the number of weights that are more than noise (log α ≤ 3). At 1 rounding
             does what one draw of those weights does.
-        bits: The same width everywhere, in place of the tolerance.
+        bits: The same width for all weights, in place of the tolerance.
         where: Predicate of name and layer that selects what is quantized.
         inputs: Training data for the statistics of BatchNorm, as `zm.recalibrate_batchnorm_` takes
             them: a batch, or an iterable of inputs or of `(inputs, targets)`. Means are propagated,
@@ -271,8 +271,8 @@ def _quantize_weight_(
         mask = _random(posterior)
         by_neurons = per == "neuron"
         keep, means, scales = (_groups(t, posterior, by_neurons) for t in (mask, mean, scale))
-        readable = int(_num_readable(means.double(), scales.double(), keep).sum())
-        values, widths, deviations = _fewest_bits(
+        readable = int(num_readable(means.double(), scales.double(), keep).sum())
+        values, widths, deviations = fewest_bits(
             means.double(),
             scales.double().abs(),
             keep,
@@ -309,61 +309,6 @@ def _random(posterior: Posterior) -> Tensor:
     if posterior.layout.noiseless_row is not None:
         mask[posterior.layout.noiseless_row] = False
     return mask
-
-
-def _fewest_bits(
-    mean: Tensor,
-    std: Tensor,
-    keep: Tensor,
-    *,
-    each: bool,
-    tolerance: float,
-    widths: range | tuple[int, ...],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rounded values, their widths and errors in standard deviations, all `(groups, weights)`.
-
-    Args:
-        each: Choose the width of each weight, not of each group.
-    """
-    count = _num_readable(mean, std, keep)
-    values, chosen = torch.zeros_like(mean), torch.zeros_like(mean, dtype=torch.int64)
-    deviations = torch.zeros_like(mean)
-    rough = torch.ones_like(keep)
-    for width in widths:
-        rounded = _on_grid(mean, keep, width)
-        error = torch.where(keep, rounded - mean, 0.0)
-        deviation = torch.where(error == 0, 0.0, error / std)
-        values = torch.where(rough, rounded, values)
-        chosen = torch.where(rough, width, chosen)
-        deviations = torch.where(rough, deviation, deviations)
-        if each:
-            rough = deviations.abs() > tolerance
-        else:
-            rms = (deviations.square().sum(1, keepdim=True) / count).sqrt()
-            rough = (rms > tolerance).expand_as(keep)
-        if not rough.any():
-            break
-    return values, chosen, deviations
-
-
-def _num_readable(mean: Tensor, std: Tensor, keep: Tensor) -> Tensor:
-    """How many weights of each group, `(groups, 1)`, are more than noise: at least one."""
-    readable = std.square() <= math.exp(LOG_ALPHA_THRESHOLD) * mean.square()
-    return (readable & keep).sum(1, keepdim=True).clamp_min(1)
-
-
-def _on_grid(mean: Tensor, keep: Tensor, width: int) -> Tensor:
-    """Every group on its symmetric grid; pruned weights do not count.
-
-    Steps are float32, as they are in a file.
-    """
-    magnitude = torch.where(keep, mean.abs(), 0.0)
-    if width == 1:
-        average = magnitude.sum(1, keepdim=True) / keep.sum(1, keepdim=True).clamp_min(1)
-        average = average.float().double()
-        return torch.where(mean < 0, -average, average)
-    step = (magnitude.amax(1, keepdim=True) / (2 ** (width - 1) - 1)).float().double()
-    return torch.where(step > 0, (mean / step).round() * step, 0.0)
 
 
 def _check(per: str, tolerance: float, bits: int | None) -> None:

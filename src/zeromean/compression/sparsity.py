@@ -119,7 +119,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Posterior | Tensor]]:
                 yield weight_name(name, child_name), child
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() >= 2:
-                # torch.nn.utils.prune keeps weight_orig and weight_mask, and puts out weight.
+                # torch.nn.utils.prune keeps weight_orig and weight_mask, of which weight is made.
                 plain_name = parameter_name.removesuffix("_orig")
                 weight = getattr(module, plain_name, parameter)
                 yield weight_name(name, plain_name), weight

@@ -33,7 +33,7 @@ def recalibrate_batchnorm_(
     Args:
         batches: A tensor or a mapping (one batch), or an iterable of inputs or of
             `(inputs, targets)`. Inputs are a tensor, a mapping of keyword arguments or, before
-            targets, a tuple of positional ones. Each counts the same; a last one of a single object
+            targets, a tuple of positional ones. Each counts the same; a last one of one example
             is passed over where BatchNorm can make nothing of it.
         max_batches: Stop after so many.
     """
@@ -73,7 +73,7 @@ def recalibrate_batchnorm_(
                     too_small = error
                     _restore_(norms, so_far)
         if count == 0:
-            got = "none" if too_small is None else "batches of one object only"
+            got = "none" if too_small is None else "batches of one example only"
             raise ValueError(
                 f"recalibrate_batchnorm_ needs at least one batch, got {got}."
             ) from too_small

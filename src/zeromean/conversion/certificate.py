@@ -39,7 +39,7 @@ class LayerCertificate:
     Attributes:
         weight_space: Total variation between the two weight distributions, erf(√(Σ 1/α / 8)),
             for every draw of them. None where the layer does not draw one weight for all
-            positions of an object.
+            positions of an example.
         activation_space: The same for the layer's outputs, for every input: erf(√(Σ m²/v / 8)).
             None without inputs, and where the outputs share a draw, be it in several calls.
     """
@@ -87,7 +87,7 @@ def zero_mean_(
     Theorem 1 of Neklyudov et al. (2019) with the exact total variation in place of its bound:
     the averaged probability of any class moves by at most `certificate.bound`. In weight space
     the bound holds for weights that are drawn once for all positions: `zm.weight`, or Linear
-    layers on one row for each object. Convolutions under `zm.local` draw noise for every position;
+    layers on one row for each example. Convolutions under `zm.local` draw noise for every position;
     there only the bound in activation space holds, which needs `inputs` and is usually far
     tighter as well. Where the input of a layer is itself random, that bound is averaged over
     `num_samples` draws of it. BatchNorm behind the layers: see `recalibrate_batchnorm_`.
@@ -96,9 +96,9 @@ def zero_mean_(
         where: Predicate of name and layer; layers that share a chosen posterior come along.
             Default: layers that have converged, in the sense that the total variance of their
             weights exceeds e³ times the sum of their squared means.
-        inputs: Inputs for which the certificate is wanted, with the objects along dimension 0.
+        inputs: Inputs for which the certificate is wanted, with the examples along dimension 0.
             Without them every layer is taken to be called once, Linear ones with one row for each
-            object. Convolutions must see the objects along dimension 0 too.
+            example. Convolutions must see the examples along dimension 0 too.
         num_samples: Draws of what comes before a layer.
         seed: Makes these draws reproducible, without touching the global generator.
     """
@@ -185,7 +185,7 @@ class _View:
         activation_space: The bound in activation space for every input, averaged over the draws
             of what comes before the layer.
         calls: How often it is called, and draws.
-        one_row: Whether it sees just one row for each object.
+        one_row: Whether it sees just one row for each example.
     """
 
     activation_space: Tensor | None = None
@@ -203,7 +203,7 @@ def _look(
     args, kwargs = as_arguments(inputs)
     num_objects = num_examples_in(args, kwargs)
     if not num_objects:
-        raise ValueError("inputs must hold at least one object, got none.")
+        raise ValueError("inputs must hold at least one example, got none.")
     totals = {name: torch.zeros(num_objects, dtype=torch.float64, device="cpu") for name in layers}
     views = {name: _View(total, calls=0) for name, total in totals.items()}
 
@@ -215,7 +215,7 @@ def _look(
         posterior: Posterior,
         bias: Tensor | None = None,
     ) -> Tensor:
-        # Where there are as many steps as objects, either may come first: let both count.
+        # Where there are as many steps as examples, either may come first: let both count.
         rows = not isinstance(op, Convolution)
         unclear = rows and x.dim() + isinstance(op, LookUp) > 2 and x.shape[1] == num_objects
         distance = _squared_distance(
@@ -262,9 +262,9 @@ def _certify(
 ) -> LayerCertificate:
     """Keep the bounds that hold for what the layer's outputs share.
 
-    An object's outputs are independent where each is drawn by itself, and where different weights
+    An example's outputs are independent where each is drawn by itself, and where different weights
     make them (one row of a Linear, the columns of an Embedding); else Σ m²/v ignores what the
-    shared noise cancels. Flipout is a draw of weights for as long as an object keeps its signs.
+    shared noise cancels. Flipout is a draw of weights for as long as an example keeps its signs.
     """
     drawn = drawn_by(layer.sampler)
     lone_row = isinstance(layer, Linear) and view.one_row
@@ -309,14 +309,14 @@ def _weight_space_distance(posterior: FactorizedPosterior) -> Tensor:
 def _squared_distance(
     mean: Tensor | None, variance: Tensor, num_objects: int, *, unclear: bool
 ) -> Tensor:
-    """Σ mean²/variance over the activations of every object; nothing where the mean is zero."""
+    """Σ mean²/variance over the activations of every example; nothing where the mean is zero."""
     if mean is None:
         return torch.zeros(num_objects, dtype=torch.float64, device="cpu")
     signal, variance = mean.cpu().double().square(), variance.cpu().double()
     ratio = torch.where(signal == 0, 0.0, signal / variance)
     ratio = torch.where(variance.isfinite(), ratio, math.nan)
     if len(ratio) != num_objects or unclear:
-        # Whose activations these are is not known: let them all count for every object.
+        # Whose activations these are is not known: let them all count for every example.
         return ratio.sum().expand(num_objects)
     return ratio.reshape(num_objects, -1).sum(1)
 

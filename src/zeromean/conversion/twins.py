@@ -160,7 +160,7 @@ def _plain_weight(
 ) -> nn.Parameter:
     if weights == "mean" and not posterior.has_mean:
         raise ValueError(
-            f"{name} is a zero-mean layer: with its means it would put out a constant; "
+            f"{name} is a zero-mean layer: with its means it would return a constant; "
             "use weights='sample' for one network of the ensemble, or predict with the samples of "
             "zm.predict_proba."
         )

@@ -1,4 +1,4 @@
-"""The official files of every data set: where they come from, where they lie, what they hold."""
+"""The official files of every data set: their sources, their places and what they hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DataFile:
     sha256: str | None
     source: Download
     label_bytes: int = 1  # a CIFAR record's; the last one is the class
-    per_class: int | None = None  # objects a class, where all have the same number
+    per_class: int | None = None  # examples a class, where all have the same number
 
     @property
     def in_archive(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a file in MNIST's IDX or CIFAR's binary format, and refusing one that is not itself.
+"""Reading a file in MNIST's IDX or CIFAR's binary format, and refusing one that is damaged.
 
 The sentences of the errors say what is wrong with the file; `loading.py` says which file it is.
 """
@@ -119,7 +119,7 @@ def _check_labels(file: DataFile, labels: np.ndarray) -> None:
         raise ValueError(f"it has a label {len(counts) - 1} where only {file.num_classes} exist")
     if file.per_class is not None and (counts != file.per_class).any():
         raise ValueError(
-            f"it holds {counts.min():,} to {counts.max():,} objects a class where "
+            f"it holds {counts.min():,} to {counts.max():,} examples a class where "
             f"{file.per_class:,} belong"
         )
 

@@ -19,6 +19,7 @@ from zeromean.data.transfer import absent, provide
 from zeromean.extras import how_to_install
 
 NAMES = ("mnist", "fashion-mnist", "notmnist", "cifar10", "cifar100", "digits", "toy")
+"""The data sets that `load` knows."""
 FOLDER_VARIABLE = "ZEROMEAN_DATA"
 # Choices are made on these, so that the test set is read once. A tenth of a smaller set.
 VALIDATION_SIZE = 5000
@@ -134,7 +135,7 @@ def _bring(name: str, files: Sequence[DataFile], folder: Path) -> None:
 
 def _vain(name: str, files: Sequence[DataFile], folder: Path, error: Exception) -> str:
     return (
-        f"{name} is not complete in {folder}, and what is missing could not be brought: {error}\n"
+        f"{name} is not complete in {folder}, and the download of what is missing failed: {error}\n"
         + _instructions(files, folder)
     )
 

@@ -1,4 +1,4 @@
-"""Bringing missing files into the data folder: out of the network, or out of an archive there."""
+"""Getting missing files into the data folder: by download, or out of an archive that is there."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class RVMClassifier(SparseClassifier):
     ----------
     threshold : float or "auto", default="auto"
         Nats of log evidence that a feature has to add to be relevant: log prior odds against it.
-        "auto" is log((n_features - n) / (n + 1)) for a feature beside n relevant ones, and not
+        "auto" is log((n_features - n) / (n + 1)) for a feature given n relevant ones, and not
         below 0: a uniform prior over the number of relevant features. 0 is the classical machine.
     integration : {"quadrature", "sampling"}, default="quadrature"
         How the expected log-likelihood of a row, a one-dimensional integral, is computed: by

@@ -159,7 +159,7 @@ class RVMRegressor(SparseRegressor):
         variance of the target.
     threshold : float or "auto", default="auto"
         Nats of log evidence that a feature has to add to be relevant: log prior odds against it.
-        "auto" is log((n_features - n) / (n + 1)) for a feature beside n relevant ones, and not
+        "auto" is log((n_features - n) / (n + 1)) for a feature given n relevant ones, and not
         below 0: a uniform prior over the number of relevant features. 0 is the classical machine,
         which finds about a third of all irrelevant features relevant.
     fit_intercept : bool, default=True

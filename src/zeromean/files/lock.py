@@ -25,7 +25,7 @@ def locked(folder: Path, name: str = "lock") -> Iterator[None]:
     except Timeout:
         raise ValueError(f"{folder} is being run by another process; wait for it.") from None
     except OSError as error:
-        # A finished run can be read from where nobody writes.
+        # A finished run must be readable in a folder without write permission.
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
     try:

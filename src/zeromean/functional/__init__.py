@@ -1,4 +1,4 @@
-"""Pure tensor maths: KL terms, and functions that hold at the ends of floating point."""
+"""Pure tensor maths: KL terms, and functions that stay accurate for tiny and huge numbers."""
 
 from zeromean.functional.kl import (
     HALF_LOG_MOMENT,

@@ -59,7 +59,7 @@ def kl_sum(
     log_scale, one, half, offset = torch.tensor(
         (-0.5 * math.log(SCALE), 1, 0.5, 3 / SCALE), **place
     ).unbind()
-    # The slope has the higher degree: its first steps run alone, the others beside the value's.
+    # The slope has the higher degree: its first steps run alone, the others with the value's.
     ahead = len(SLOPE[dtype]) - len(VALUE[dtype])
     slope_first, *slope_ahead = torch.tensor(SLOPE[dtype][: ahead + 1], **place)
     pairs = torch.tensor((VALUE[dtype], SLOPE[dtype][ahead:]), **place).T.unsqueeze(-1)

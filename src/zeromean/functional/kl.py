@@ -9,8 +9,8 @@ from torch.nn.functional import logsigmoid
 from zeromean.functional import _dawson
 from zeromean.functional.numerics import _mean_over_std, _slope, _squared, can_branch
 
-# E log|noise| = -HALF_LOG_MOMENT for standard normal noise: (Euler's gamma + log 2) / 2.
 HALF_LOG_MOMENT = (0.5772156649015329 + math.log(2)) / 2
+"""(γ + log 2) / 2 with Euler's γ: minus E log|ε| for standard normal ε."""
 
 
 def log_uniform_kl(inverse_alpha: Tensor) -> Tensor:

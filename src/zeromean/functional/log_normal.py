@@ -1,13 +1,13 @@
 """Truncated log-normal multipliers: log θ is normal, cut to an interval.
 
-The posterior of structured Bayesian pruning, beside a prior for which log θ is uniform on the same
-interval (Neklyudov, Molchanov, Ashukha & Vetrov, 2017). All of it is elementwise over units:
+The posterior of structured Bayesian pruning, whose prior has log θ uniform on the same interval
+(Neklyudov, Molchanov, Ashukha & Vetrov, 2017). Every function is elementwise over units:
 `location` and `log_scale` belong to the normal before it was cut to [low, high].
 
-Everything is computed in float64: units are few, and truncated normals live on differences of
-tail probabilities. `location` may lie up to 10⁴ standard deviations outside the interval without
-the loss of a digit that matters in the values; of gradients five digits are left at 10³, one at
-10⁴. Farther out it counts as being there.
+Everything is computed in float64: units are few, and a truncated normal needs differences of tail
+probabilities. `location` may lie up to 10⁴ standard deviations outside the interval: values stay
+accurate there, and gradients have five digits at 10³ and one at 10⁴. A location that is farther out
+is treated as if it were at 10⁴.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Square roots, means of exponentials and gradients that hold at the ends of floating point."""
+"""Square roots, means of exponentials and gradients, accurate for tiny and huge numbers."""
 
 import math
 
@@ -19,7 +19,7 @@ def safe_sqrt(variance: Tensor) -> Tensor:
 
 
 def smallest_normal(dtype: torch.dtype) -> float:
-    """Below it numbers lose digits and speed. 0 for float16, whose denormals are in daily use."""
+    """Smaller numbers lose digits and speed. 0 for float16, in which such numbers are common."""
     return 0.0 if dtype == torch.float16 else torch.finfo(dtype).tiny
 
 

@@ -79,9 +79,9 @@ def held_noise(
 
     Args:
         noise: Noise to hold, from `zm.draw_noise`; default: it is drawn.
-        num_objects: Give each of so many objects a network of its own: object i of every batch
+        num_objects: Give each of so many examples a network of its own: example i of every batch
             meets the same network i, and `held.redraw(objects)` changes the networks of some. The
-            objects must be dimension 0 of what every layer sees, not only of the model's inputs.
+            examples must be dimension 0 of what every layer sees, not only of the model's inputs.
     """
     require_model(model)
     if num_objects is not None:

@@ -121,7 +121,7 @@ class _ConvNd(StochasticLayer):
         else:
             sides = zip(self._sides[-2::-2], self._sides[::-2], strict=True)
             spans = (d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True))
-            # A reflection leaves the edge out, a circle may go round once.
+            # Reflection leaves out the edge; circular padding may go round once.
             mode = self.padding_mode
             is_large = all(
                 size + sum(side) >= span
@@ -138,7 +138,7 @@ class _ConvNd(StochasticLayer):
             )
 
     def _smallest_output(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The least that a transposed convolution makes of an input: without output padding."""
+        """The size of a transposed convolution's output without output padding."""
         return tuple(
             (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
             for size, stride, padding, dilation, kernel in zip(

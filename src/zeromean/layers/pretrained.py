@@ -1,9 +1,12 @@
-"""Models that save themselves: `save_pretrained`, as Hugging Face's have it, knows no posteriors.
+"""Stochastic models refuse `save_pretrained`, the method by which Hugging Face's models save.
 
-It writes the state dict under the names of the posteriors' parameters, and `from_pretrained` builds
-the plain architecture, finds none of its weights and draws new ones. So a model that has become
-stochastic refuses. That stands in the instance, under the method's own name: there is no hook for
-it, subclasses call each other's method, and `push_to_hub` and trainers call it on the instance too.
+It would write the state dict under the names of the posteriors' parameters. `from_pretrained`
+builds the plain architecture, finds none of its weights in that file and draws new ones, without an
+error.
+
+The refusal is an attribute of the model itself, under the method's name. A class cannot do it:
+there is no hook, subclasses call each other's method, and `push_to_hub` and trainers call it on the
+model.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class RecurrentLayer(StochasticModule):
             )
 
     def flatten_parameters(self) -> None:
-        """Nothing: models call it for torch's layers, whose weights lie in one piece on a GPU."""
+        """Do nothing. Models call it on torch's layers, to put weights in one block on a GPU."""
 
     def reset_parameters(self) -> None:
         for posterior in self.posteriors().values():

@@ -61,7 +61,7 @@ def run_recurrent(
 def _unrolled(
     layer: RecurrentLayer, data: Tensor, sizes: list[int], state: State, weights: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Step by step over a packed batch, `(sum of sizes, features)`, `sizes` objects each."""
+    """Step by step over a packed batch, `(sum of sizes, features)`, `sizes` examples each."""
     per_direction = 4 if layer.bias else 2
     last: list[State] = []
     for index in range(layer.num_layers):

@@ -174,7 +174,7 @@ def build_posterior(factory: PosteriorFactory, shape: Sequence[int], **options: 
             f"{error}."
         ) from error
     except ValueError:
-        pass  # What is written in C does not say what it takes.
+        pass  # A function written in C may have no signature.
     posterior = factory(shape, **options)
     if not isinstance(posterior, Posterior):
         raise TypeError(

@@ -14,7 +14,7 @@ from zeromean import functional
 from zeromean.arguments import require_model
 from zeromean.samplers.sampler import Sampler
 
-# How layers draw outside of the `swapped_samplers` that they are in.
+# The own samplers of layers that are in a `swapped_samplers` block.
 _own_samplers: WeakKeyDictionary[Any, Sampler] = WeakKeyDictionary()
 
 
@@ -48,7 +48,7 @@ class StochasticModule(nn.Module):
         return torch.stack(terms).sum() if terms else no_kl(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickle: how it draws outside of blocks, in which a copy is not."""
+        """For copies and pickle: a copy is in no `sampling` block, and draws by its own sampler."""
         return {**self.__dict__, "sampler": own_sampler(self)}
 
 

@@ -23,7 +23,7 @@ def replace_modules_(model: nn.Module, replacements: Mapping[Any, nn.Module]) ->
         for name, child in list(parent._modules.items()):
             if child in replacements:
                 setattr(parent, name, replacements[child])
-        # Also where a forward function finds them besides: in lists, tuples and dictionaries.
+        # Also in lists, tuples and dictionaries, from which a forward function may take them.
         for name, value in own_attributes(parent, (list, tuple, dict)).items():
             replaced = _with_replaced(value, replacements)
             if replaced is not value:

@@ -9,7 +9,7 @@ from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_module import stochastic_modules
 from zeromean.samplers.kinds import Draws, drawn_by
 
-# As many samples run at once as keep their largest noisy activation near the caches.
+# So many samples run at once that the largest noisy activation stays near the caches' size.
 ELEMENTS_AT_ONCE = 2**21
 
 
@@ -22,7 +22,7 @@ def first_chunk_size(model: nn.Module, values: tuple) -> int:
     """A careful guess, until the first chunk has told how large the noisy part is."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
     elements = 16 * sum(tensor.numel() for tensor in tensors)
-    # Or, where that is more: the widest layer at every position. Linear sees whole images at once.
+    # Or the widest layer at every position, where that is more: Linear sees whole images at once.
     channels = _widest(model, "out_channels")
     features = _widest(model, "out_features", "embedding_dim", "hidden_size")
     widest = sum(
@@ -62,6 +62,6 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def samples_gain_together(model: nn.Module) -> bool:
-    """Whether every layer draws outputs, or none: nothing that each sample has for itself."""
+    """Whether every layer draws outputs, or nothing: then samples share their weights."""
     drawn = {drawn_by(module.sampler) for module in stochastic_modules(model).values()}
     return drawn <= {Draws.OUTPUTS, Draws.NOTHING, Draws.CHEAPER}

@@ -93,7 +93,7 @@ def _split(
 
     def part(start: int) -> Any:
         here = slice(start, start + batch_size)
-        # What is not one for each example (a mask for all, say) every batch gets as it is.
+        # A tensor without a row for each example (one mask for all) goes to every batch as it is.
         return tree_map_only(
             Tensor, lambda t: t[here] if t.dim() and len(t) == count else t, arguments
         )

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Consumer:
-    """What becomes of the outputs of one network.
+    """What is done with the outputs of one network.
 
     Attributes:
         take: Called with every chunk of its samples, `(k, *output)`.
@@ -123,7 +123,7 @@ def draw_outputs(
 
 
 def _seed_of(seed: int, network: int) -> int:
-    """Seeds of networks that draw nothing alike; a single one has the seed as it is."""
+    """A seed for each network, all different; a single network has the given one."""
     if network == 0:
         return seed
     return int(np.random.SeedSequence((seed, network)).generate_state(1, np.uint64)[0] >> 1)
@@ -203,7 +203,7 @@ def _draw_from(
             stack.enter_context(seeded(seed, model))
         if chunk_size is None and not samples_gain_together(model):
             chunk_size = 1  # Each has weights of its own.
-        # Where `zm.weight` draws, what is called twice, or tied, is the same both times.
+        # Under `zm.weight`, a layer that is called twice, or tied, has the same weight both times.
         layers = stochastic_modules(model).values()
         by_weight = [m for m in layers if drawn_by(m.sampler) is Draws.WEIGHTS]
         stack.enter_context(swapped_samplers(dict.fromkeys(by_weight, drawn)))
@@ -215,7 +215,7 @@ def _draw_from(
         try:
             first = next(chunks)
         except Exception as error:
-            # Either vmap cannot run this model or nothing can; the loop tells, in plain words.
+            # Either vmap cannot run this model or nothing can: then the loop raises a plain error.
             _log.debug("vmap cannot run the model, samples are drawn one by one: %s", error)
             chunks = _looped(run, num_samples)
             first = next(chunks)
@@ -248,7 +248,7 @@ def _vectorized(
 
     def draw(size: int) -> Tensor:
         if size == 1 and replay.recorded:
-            return sample().unsqueeze(0)  # It is known what is noisy: no vmap needed to tell.
+            return sample().unsqueeze(0)  # Known by now: which results are noisy.
         return torch.func.vmap(sample, randomness="different")(torch.empty(size))
 
     size, remaining = first_size, num_samples

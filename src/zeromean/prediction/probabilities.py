@@ -20,7 +20,7 @@ from zeromean.layers.stochastic_layer import StochasticLayer
 Link = Literal["softmax", "sigmoid"]
 OutputKind = Literal["logits", "probabilities"]
 
-# Fewer numbers between 0 and 1 may be so by chance.
+# Fewer outputs than these may lie between 0 and 1 by chance.
 _SUSPICIOUS_COUNT = 64
 
 
@@ -52,7 +52,7 @@ class ToProbabilities:
         self.link = link
         self.num_examples = num_examples
         self.given = outputs == "probabilities"
-        # While it is open what the outputs are: whether all so far could be probabilities.
+        # Until it is known what the outputs are: whether all so far could be probabilities.
         self.may_sum_to_one = self.may_be_fractions = False
         self.count = 0
         # A model that knows nothing returns its biases, which may well be between 0 and 1.
@@ -158,7 +158,7 @@ def last_module(model: Any) -> nn.Module:
 
 
 def require_logits(model: nn.Module, outputs: Tensor, dim: int = 1) -> None:
-    """Refuse what is no logits, before a loss that would take their softmax.
+    """Refuse outputs that are not logits, before a loss that would take their softmax.
 
     Args:
         model: Where the outputs come from; its last module is looked at.

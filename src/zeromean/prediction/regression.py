@@ -17,7 +17,7 @@ from zeromean.prediction.sources import Source, is_one
 from zeromean.samplers.sampler import Sampler
 
 
-class Likelihood(Protocol):
+class NoiseModel(Protocol):
     """What a regression needs to know of its noise: see `zeromean.training.likelihoods`."""
 
     def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -43,7 +43,7 @@ def predict_moments(
     inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
-    likelihood: Likelihood | None = None,
+    likelihood: NoiseModel | None = None,
     return_stderr: Literal[False] = False,
     **options: Unpack[Options],
 ) -> PredictiveMoments: ...
@@ -55,7 +55,7 @@ def predict_moments(
     inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
-    likelihood: Likelihood | None = None,
+    likelihood: NoiseModel | None = None,
     return_stderr: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[PredictiveMoments, PredictiveMoments]: ...
@@ -66,7 +66,7 @@ def predict_moments(
     inputs: InputsOrLoader,
     num_samples: int = 20,
     *,
-    likelihood: Likelihood | None = None,
+    likelihood: NoiseModel | None = None,
     sampler: Sampler | Literal["auto"] | None = None,
     seed: int | None = None,
     chunk_size: int | None = None,

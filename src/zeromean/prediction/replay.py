@@ -63,7 +63,7 @@ class Replay(TorchFunctionMode):
 
     def __exit__(self, *exception):
         if not self.recorded:
-            # What somebody still holds (a buffer, a list of activations) is theirs: keep it too.
+            # What something else still refers to (a buffer, a list of activations) is kept too.
             for index, (_, result) in enumerate(self._calls):
                 tensor = result() if isinstance(result, weakref.ref) else None
                 if tensor is not None:
@@ -94,7 +94,7 @@ class Replay(TorchFunctionMode):
         ):
             self.replayable = False
         if func == Tensor.data_ptr:
-            self.replayable = False  # Who wants an address will use it behind our back.
+            self.replayable = False  # Whoever asks for an address may use it unseen.
         result = func(*args, **kwargs)
         outputs = list(_tensors(result))
         noisy = len(plain) < len(inputs) or any(map(is_batchedtensor, outputs))
@@ -129,7 +129,7 @@ class Replay(TorchFunctionMode):
 
 
 def _fresh(result: Any) -> Any:
-    """A result that the model may change: a list that it empties is full again in the next run."""
+    """A copy of a result: the model may empty a list, which must be full again in the next run."""
     return copy.copy(result) if isinstance(result, (list, dict, set)) else result
 
 

@@ -46,7 +46,7 @@ class Running:
         self._count = total
 
     def end_network(self) -> None:
-        """All samples of a network have come; the next are another one's."""
+        """End a network: the samples that come next are those of another one."""
         self.num_networks += 1
         self.num_samples = self._count
         within = self._squares / max(self._count - 1, 1)

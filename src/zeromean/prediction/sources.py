@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zeromean.arguments import require_model, shown
 
 Source = nn.Module | Iterable[nn.Module]
+"""What predictions take: one network, or several that count alike."""
 
 
 class States:

@@ -16,7 +16,7 @@ Noise = dict[str, Tensor]
 
 
 class KeptNoise(ABC):
-    """A sampler whose noise outlasts a call; recurrent layers and units ask it for theirs."""
+    """A sampler that keeps its noise between calls; recurrent layers and units ask it for noise."""
 
     @abstractmethod
     def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ class KeptNoise(ABC):
 
     @abstractmethod
     def one_weight(self, posterior: Posterior) -> Tensor:
-        """The weight, where only one for the whole batch will do."""
+        """One weight for the whole batch, for layers that can use no other."""
 
     @abstractmethod
     def __call__(
@@ -42,7 +42,7 @@ class HeldNoise(KeptNoise):
     Attributes:
         noise: The noise of every random weight (`"fc1.weight"`) or unit (`"dropout.units"`).
         num_objects: With it the noise of every tensor has as many rows in front, one for each
-            object of a batch; None: one draw for all.
+            example of a batch; None: one draw for all.
     """
 
     def __init__(self, distributions: Mapping[str, nn.Module], num_objects: int | None):
@@ -55,7 +55,7 @@ class HeldNoise(KeptNoise):
         """Draw the noise anew.
 
         Args:
-            objects: Which objects get new noise: indices, or True for each of them. Default: all.
+            objects: Which examples get new noise: indices, or True for each of them. Default: all.
         """
         if objects is None:
             self.noise = {
@@ -65,7 +65,7 @@ class HeldNoise(KeptNoise):
             return
         if self.num_objects is None:
             raise ValueError(
-                "redraw(objects) needs noise of its own for every object: "
+                "redraw(objects) needs noise of its own for every example: "
                 "zm.held_noise(model, num_objects=…)."
             )
         chosen = _indices(torch.as_tensor(objects), self.num_objects)
@@ -103,16 +103,16 @@ class HeldNoise(KeptNoise):
     def noise_of(self, distribution: nn.Module, x: Tensor) -> Tensor:
         if self.num_objects is not None and x.shape[:1] != (self.num_objects,):
             raise ValueError(
-                f"The noise is held for {self.num_objects} objects, got an input of shape "
-                f"{tuple(x.shape)}; its first dimension must be the objects."
+                f"The noise is held for {self.num_objects} examples, got an input of shape "
+                f"{tuple(x.shape)}; its first dimension must be the examples."
             )
         return self.noise[self._names[distribution]]
 
     def one_weight(self, posterior: Posterior) -> Tensor:
         if self.num_objects is not None:
             raise ValueError(
-                "Recurrent layers cannot hold noise of its own for every object; use torch.func."
-                "vmap over objects with zm.draw_noise and zm.held_noise(model, noise) inside."
+                "Recurrent layers cannot hold noise of its own for every example; use torch.func."
+                "vmap over examples with zm.draw_noise and zm.held_noise(model, noise) inside."
             )
         return posterior(self.noise[self._names[posterior]])
 
@@ -152,7 +152,7 @@ class DrawnOnce(KeptNoise):
 
 def draw(distribution: nn.Module, count: int | None) -> Tensor:
     """Noise of a posterior or of units, once or `count` times along a new first dimension."""
-    if not isinstance(distribution, Posterior):  # Units, whose noise has a dimension of objects.
+    if not isinstance(distribution, Posterior):  # Units, whose noise has a dimension of examples.
         return distribution.draw_noise(count or 1)  # pyright: ignore[reportCallIssue]
     if count is None:
         return distribution.draw_noise()
@@ -169,7 +169,7 @@ def _shapes(distribution: nn.Module, count: int | None) -> list[tuple[int, ...]]
 
 
 def _indices(objects: Tensor, num_objects: int) -> Tensor:
-    """Which objects are meant, by indices or by True for each of them."""
+    """Which examples are meant, by indices or by True for each of them."""
     objects = objects.cpu().flatten()
     if objects.dtype == torch.bool:
         if len(objects) != num_objects:
@@ -183,7 +183,7 @@ def _indices(objects: Tensor, num_objects: int) -> Tensor:
         num_objects
     ):
         raise ValueError(
-            f"redraw needs indices of {num_objects} objects, or True or False for each, got "
+            f"redraw needs indices of {num_objects} examples, or True or False for each, got "
             f"{objects.tolist()}."
         )
     return objects % num_objects

@@ -1,7 +1,7 @@
 """The linear maps of the layers, as values without parameters: what op(x, weight) is.
 
 A map knows how it acts on a weight, how the first two moments of a random weight reach its
-output, and for what flipout draws signs of their own.
+output, and which inputs and outputs get random signs under flipout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LinearMap(ABC):
 
     @abstractmethod
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
-        """Apply a symmetric zero-mean weight with random signs of their own for every object."""
+        """Apply a symmetric zero-mean weight with random signs of their own for every example."""
 
     def prefers_weights(self, x: Tensor, weight_shape: torch.Size) -> bool:
         """Whether weights are cheaper to draw than outputs, and no example can tell.
@@ -43,7 +43,7 @@ class LinearMap(ABC):
         return False
 
     def each(self, x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Apply the map to every object, along the first dimension, with a weight of its own."""
+        """Apply the map to every example, along the first dimension, with a weight of its own."""
         device = x.device.type
         if device != "meta" and torch.is_autocast_enabled(device):
             # It does not reach convolutions inside vmap.
@@ -57,7 +57,7 @@ class LinearMap(ABC):
         return bias
 
     def better_format(self, x: Tensor, weight: torch.Size) -> torch.memory_format | None:
-        """The memory format in which the map is computed faster; None: as it comes."""
+        """The memory format in which the map is computed faster; None where it does not matter."""
         return None
 
     def moments(
@@ -115,7 +115,7 @@ class Dense(LinearMap):
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients with respect to x and weight, as far as they are wanted."""
+        """Gradients with respect to x and weight, those that are asked for."""
         grad_x = grad @ weight if wanted[0] else None
         grad_weight = _rows(grad).T @ _rows(x) if wanted[1] else None
         return grad_x, grad_weight
@@ -173,14 +173,14 @@ class Convolution(LinearMap):
         return torch.channels_last if pays and x.is_contiguous() else None
 
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
-        # One sign for each object and channel: within an object the weights stay shared.
+        # One sign for each example and channel: within an example the weights stay shared.
         flipped = self(x * rademacher(_first_position(x)), deviation)
         return flipped * rademacher(_first_position(flipped))
 
     def pull_back(
         self, grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients with respect to x and weight, as far as they are wanted."""
+        """Gradients with respect to x and weight, those that are asked for."""
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
             grad,
             x,
@@ -242,7 +242,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _first_position(x: Tensor) -> Tensor:
-    """(N, C, *spatial) -> (N, C, 1, …): one element for each object and channel."""
+    """(N, C, *spatial) -> (N, C, 1, …): one element for each example and channel."""
     for dim in range(2, x.dim()):
         x = x.narrow(dim, 0, min(1, x.shape[dim]))  # There may be no position at all.
     return x

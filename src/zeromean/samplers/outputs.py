@@ -70,4 +70,4 @@ def plain_local(
     output = noise * std if output_mean is None else torch.addcmul(output_mean, noise, std)
     if torch.is_grad_enabled() or op.better_format(x, posterior.shape) is None:
         return output
-    return output.contiguous()  # As it would be, had the moments not been in a better format.
+    return output.contiguous()  # In the usual format: that of the moments was chosen for speed.

@@ -5,10 +5,10 @@ each output, and all but `mean` in its variance; they differ in what shares one 
 
 | sampler | noise | drawn for | exact for |
 | --- | --- | --- | --- |
-| `local` | normal | every output, object and position | each output by itself |
-| `moment_matched` | any | every output, object and position | two moments of each output |
+| `local` | normal | every output, example and position | each output by itself |
+| `moment_matched` | any | every output, example and position | two moments of each output |
 | `weight` | any | every weight, once for the batch | everything |
-| `flipout` | any | every weight, with random signs by object | each object by itself |
+| `flipout` | any | every weight, with random signs by example | each example by itself |
 | `mean` | any | nothing | – |
 | `auto` | any | weights where that is cheaper and no example can tell, else outputs | as `local` |
 """

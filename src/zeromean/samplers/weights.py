@@ -27,9 +27,9 @@ def weight(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None =
 @register("sampler")
 @draws(Draws.FLIPPED_WEIGHTS)
 def flipout(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None) -> Tensor:
-    """Draw one weight and flip its signs by object, which decorrelates the objects of a batch.
+    """Draw one weight and flip its signs by example, which decorrelates the examples of a batch.
 
-    Linear flips every row of its input (every step of a sequence too), a convolution every object
+    Linear flips every row of its input (every step of a sequence too), a convolution every example
     and channel (its positions keep their correlation), Embedding every output.
     Wen et al. (2018).
     """

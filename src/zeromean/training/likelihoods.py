@@ -48,30 +48,30 @@ class GaussianLikelihood(nn.Module):
         self.log_noise_variance = nn.Parameter(log_variance, requires_grad=learn)
 
     def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the targets, given what the network puts out."""
+        """Mean and log-variance of the targets, given what the network returns."""
         require_floating("A likelihood", outputs)
         num_outputs = len(self.log_noise_variance)
         if num_outputs > 1 and outputs.shape[-1:] != (num_outputs,):
             raise ValueError(
                 f"This likelihood has {num_outputs} noise variances, so outputs must have the "
-                f"shape (objects, {num_outputs}), got {tuple(outputs.shape)}."
+                f"shape (examples, {num_outputs}), got {tuple(outputs.shape)}."
             )
         return outputs, self.log_noise_variance.expand_as(outputs)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood, summed over the outputs of an object, averaged over objects."""
+        """Negative log-likelihood, summed over outputs, averaged over examples."""
         return _gaussian_nll(*self.mean_and_log_variance(outputs), targets)
 
 
 class HeteroscedasticGaussianLikelihood(nn.Module):
-    """Targets with noise that depends on the input: the network puts out mean and log-variance.
+    """Targets with noise that depends on the input: the network returns mean and log-variance.
 
     The last dimension of the output holds the means in its first half and the log-variances in
     its second.
     """
 
     def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the targets, given what the network puts out."""
+        """Mean and log-variance of the targets, given what the network returns."""
         require_floating("A likelihood", outputs)
         if outputs.dim() == 0 or outputs.shape[-1] % 2:
             raise ValueError(
@@ -82,7 +82,7 @@ class HeteroscedasticGaussianLikelihood(nn.Module):
         return mean, log_variance
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-likelihood, summed over the outputs of an object, averaged over objects."""
+        """Negative log-likelihood, summed over outputs, averaged over examples."""
         return _gaussian_nll(*self.mean_and_log_variance(outputs), targets)
 
 
@@ -91,7 +91,7 @@ def _gaussian_nll(mean: Tensor, log_variance: Tensor, targets: Tensor) -> Tensor
         raise TypeError(f"targets must be a tensor of numbers, got {shown(targets)}.")
     if mean.dim() < 2:
         raise ValueError(
-            f"Outputs must have the shape (objects, outputs), got {tuple(mean.shape)}; "
+            f"Outputs must have the shape (examples, outputs), got {tuple(mean.shape)}; "
             "use outputs.unsqueeze(-1)."
         )
     if mean.shape != targets.shape:

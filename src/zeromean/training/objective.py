@@ -39,13 +39,13 @@ def kl_divergence(model: nn.Module) -> Tensor:
 
 
 def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0) -> Tensor:
-    """The negative ELBO for each object: nll_mean + beta · kl / num_data.
+    """The negative ELBO for each example: nll_mean + beta · kl / num_data.
 
     Args:
         nll_mean: Negative log-likelihood, averaged over the mini-batch (`F.cross_entropy`'s
             default reduction).
         kl: `zm.kl_divergence(model)`.
-        num_data: Objects in the whole training set: not in the batch, not batches in an epoch.
+        num_data: Examples in the whole training set: not in the batch, not batches in an epoch.
         beta: Weight of the KL term: a warm-up schedule's value, or the ⅓ of Kingma's set-up.
     """
     for name, value in (("nll_mean", nll_mean), ("kl", kl)):
@@ -66,7 +66,7 @@ def elbo_loss(nll_mean: Tensor, kl: Tensor, *, num_data: int, beta: float = 1.0)
         require_numbers(beta=beta)
     if not 0 < num_data < math.inf:
         raise ValueError(
-            f"num_data must be the number of objects in the training set, got {num_data}."
+            f"num_data must be the number of examples in the training set, got {num_data}."
         )
     if not 0 <= beta < math.inf:
         raise ValueError(f"beta must be a finite number of at least 0, got {beta}.")

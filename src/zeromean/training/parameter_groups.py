@@ -60,7 +60,7 @@ def parameter_groups(
             AdamW, by Adam too (other optimizers of torch add it to the gradients). In front of a
             normalization only the ratios of scales matter, so it does not change what is best. But
             noise in the gradients makes all scales grow, which dilutes the differences between
-            their variances, and makes steps ever smaller beside them; with decay, old noise is
+            their variances, and makes steps ever smaller relative to them; with decay, old noise is
             forgotten.
     """
     require_model(model)

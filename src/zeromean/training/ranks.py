@@ -10,7 +10,7 @@ from torch import distributed
 def seed_ranks(seed: int | None = None) -> int:
     """Give every process of `torch.distributed` noise of its own, and return its seed.
 
-    After the same `torch.manual_seed` everywhere, which gives all ranks the same initial weights,
+    After the same `torch.manual_seed` on all ranks, which gives them the same initial weights,
     all of them would draw the same noise as well, and averaging their gradients would average
     away none of it. Call it on every rank, after the model is built. Without a process group it
     seeds as rank 0 would.

@@ -1,4 +1,4 @@
-"""The architecture of a compressed network as JSON, with the tensors beside it.
+"""The architecture of a compressed network as JSON, which stands next to the tensors in a file.
 
 Only known kinds of modules and functions are written and read, so that a file can say what to
 build but not what to run. The graphs of forward functions are in `graph_blueprint.py`.

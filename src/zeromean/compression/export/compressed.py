@@ -130,7 +130,7 @@ def load_compressed(path: str | os.PathLike[str]) -> nn.Module:
         return build(header["model"], stored).eval().requires_grad_(False)
     except UnregisteredError as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
-    except Exception as error:  # What a header can say wrong ends in errors of every kind.
+    except Exception as error:  # A damaged header can end in an error of any kind.
         raise damaged_header(path, error) from error
 
 

@@ -1,8 +1,8 @@
 """Weights on a grid: whole multiples of one step, for a tensor or for each of its rows.
 
-Rounding leaves such weights (`zm.quantize_`, but also others' ternary or integer ones), and so does
-what happens to them later: a BatchNorm in the weights multiplies rows, and removed units take
-columns away. So nobody has to remember the steps: they are found in the values.
+`zm.quantize_` makes such weights, and so do other tools for ternary or integer weights. Rows stay
+on a grid, each with a step of its own, when a BatchNorm is folded in, and when units are removed.
+The steps are not stored with the model: they are found from the values.
 """
 
 from __future__ import annotations

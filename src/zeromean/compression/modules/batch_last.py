@@ -28,7 +28,7 @@ class _Plan(NamedTuple):
 class BatchLast(nn.Module):
     """A chain of modules, some of them sparse, that shares one arrangement of memory.
 
-    A batch is transposed once at the start and once at the end. A single object is a vector, and
+    A batch is transposed once at the start and once at the end. A single example is a vector, and
     a small batch of images is convolved as usual. Once a step is replaced by another module, the
     steps run one after the other like those of nn.Sequential.
 
@@ -55,7 +55,7 @@ class BatchLast(nn.Module):
         return list(self._modules.values())  # pyright: ignore[reportReturnType]
 
     def unrolled(self) -> nn.Sequential:
-        """The same steps one by one, with the batch in front as everywhere."""
+        """The same steps one by one, with the batch in front, as in torch's layers."""
         return nn.Sequential(*self.steps())
 
     def forward(self, input: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def _dense(layer: Any, x: Tensor) -> Tensor:
 
 
 def _dense_on_vector(layer: Any, x: Tensor) -> Tensor:
-    # Straight from the dictionaries: for a single object, looking up attributes would show.
+    # Read from the dictionaries: for a single example, attribute look-up would be slow.
     weight, bias = layer._parameters["weight"], layer._parameters["bias"]
     return torch.mv(weight, x) if bias is None else torch.addmv(bias, weight, x)
 

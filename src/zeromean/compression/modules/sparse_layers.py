@@ -1,7 +1,7 @@
 """Layers that multiply by few weights, for prediction: what `zm.compress` builds from sparse ones.
 
 torch's sparse matrices are slow for weights like these. Its `embedding_bag` is not: for every
-output it adds up a few rows of a table, each times a weight, which with the objects of a batch
+output it adds up a few rows of a table, each times a weight, which with the examples of a batch
 along the rows is a product with a sparse matrix. So activations stand as `(features, batch)` here.
 Measured on one thread on the first layer of LeNet-300-100 at 98.9% sparsity and a batch of 256, the
 product is about 30 times faster than the dense one; with torch.sparse's CSR it is about 14 times.
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# For a single object: a dense weight within the second-level cache, whose products are so much
+# For a single example: a dense weight within the second-level cache, whose products are so much
 # cheaper than those of a sparse one.
 _LARGEST_DENSE = 2**16
 _PRODUCTS_OF_ONE_SPARSE = 32
@@ -24,7 +24,7 @@ _PRODUCTS_OF_ONE_SPARSE = 32
 _OBJECTS_WORTH_SELECTING = 16
 # Smaller batches leave the processor's vectors idle where the batch is the innermost dimension.
 WORTH_GATHERING = 8
-# Products of a sparse convolution for one object: beyond, their indices outgrow the caches.
+# Products of a sparse convolution for one example: beyond, their indices outgrow the caches.
 _MOST_PRODUCTS = 2**22
 _MOST_SIZES = 8
 
@@ -87,7 +87,7 @@ class SparseLinear(nn.Module):
 
     def read_vector(self, x: Tensor) -> Tensor:
         """`(in_features,)` to `(out_features,)`."""
-        # Straight from the dictionaries: for a single object, looking up attributes would show.
+        # Read from the dictionaries: for a single example, attribute look-up would be slow.
         dense, bias = self._buffers["dense_weight"], self._parameters["bias"]
         if dense is None:
             return self._multiply(x.view(-1, 1), self._buffers["columns"]).view(-1)
@@ -267,7 +267,7 @@ class _Products(NamedTuple):
 
 
 def require_features(number: int, wanted: int) -> None:
-    """Where only some inputs are read, nobody else would notice that there are others."""
+    """Check the size of the input: where only some of it is read, no operation would."""
     if number != wanted:
         raise ValueError(f"The network needs {wanted} features here, got {number}.")
 

@@ -196,7 +196,7 @@ class Posterior(nn.Module):
         return self.numel() - silent
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """As of a tensor: code that was written for torch's layers asks `layer.weight.size(0)`."""
+        """The shape, as a tensor has it: code for torch's layers calls `layer.weight.size(0)`."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:

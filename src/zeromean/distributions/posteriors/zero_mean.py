@@ -59,7 +59,7 @@ class ZeroMean(FactorizedPosterior):
     def set_weight_(self, weight: Tensor) -> None:
         """Take the magnitudes of a weight over as scales.
 
-        A weight that is zero everywhere says nothing, and scales of zero have no gradient that
+        A weight whose every number is zero says nothing, and scales of zero have no gradient that
         could change that: the layer starts like a new one.
         """
         with torch.no_grad():

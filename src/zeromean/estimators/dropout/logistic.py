@@ -78,7 +78,7 @@ def search_dropout_logistic(
 ) -> Ascent[DropoutPosterior]:
     """The better of two optima for one class against the rest.
 
-    From the empty model, and from one with all features that matter beside each other: some are
+    From the empty model, and from one with all features that matter given each other: some are
     relevant only together.
     """
     forward = _fit(term, DropoutPosterior.empty(term.start_intercept), max_iter, tol)

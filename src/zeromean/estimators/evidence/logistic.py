@@ -51,7 +51,7 @@ class EvidencePosterior:
     covariance: Array
     prior_precision: Array
     centre: Array
-    intercept: float  # beside the means
+    intercept: float  # given the means
 
     @classmethod
     def empty(cls, intercept: float) -> EvidencePosterior:

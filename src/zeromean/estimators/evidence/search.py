@@ -40,11 +40,11 @@ SCORED_AT_ONCE = 4096
 # Tolerances in nats: of a fit whose features alone are wanted, and of one that is only a start.
 ROUGHLY = 0.01
 VERY_ROUGHLY = 1.0
-# With fewer rows, all features beside each other would say nothing.
+# With fewer rows, a model of all features together would say nothing.
 FEWEST_ROWS_A_FEATURE = 1.2
 # Rows beyond two a feature that are needed, so that few rows do not explain everything.
 FEWEST_ROWS_LEFT = 2
-# Parts of the full price at which larger models are looked for.
+# Larger models are searched for at these parts of the full price.
 LOWER_PRICES = (4, 8, 32)
 # Up to so many features, and with hardly more rows, every feature and every pair is a start.
 MOST_PAIRED = 8
@@ -216,11 +216,11 @@ def maximize_evidence(
 def with_all_that_matter(
     quadratic: Quadratic, noise: NoiseTerm, solution: EvidenceSolution
 ) -> EvidenceSolution:
-    """A solution, and all features that have evidence beside all others at once."""
+    """A solution, and all features that have evidence given all the others."""
     num_features = len(quadratic.linear)
     everything = np.arange(num_features)
     matrix = quadratic.block(everything, everything)
-    matrix[everything, everything] += RIDGE  # Copies of a feature do not matter beside it.
+    matrix[everything, everything] += RIDGE  # Else copies of a feature make it singular.
     covariance, _ = inverse(matrix)
     variance, mean = covariance.diagonal(), covariance @ quadratic.linear
     noise_precision = solution.noise_precision

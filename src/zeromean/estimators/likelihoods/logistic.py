@@ -179,7 +179,7 @@ class QuadraticModel:
         return MatrixQuadratic(self.matrix, self.linear)
 
     def intercept(self, mean: Array) -> float:
-        """The best intercept beside these weights."""
+        """The best intercept, given these weights."""
         return self._intercept + self._intercept_move - float(self.centre @ (mean - self.start))
 
 

@@ -1,4 +1,4 @@
-"""The part of a regression's objective that its noise precision β = τ² has beside the weights."""
+"""The terms of a regression's objective in which its noise precision β = τ² stands alone."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def from_moments(moments: Moments, *, fit_intercept: bool) -> LeastSquares:
 
 
 def from_rows(rows: Chunk, *, fit_intercept: bool) -> LeastSquares:
-    """Without a matrix of features by features: for more features than rows."""
+    """For more features than rows: no matrix of features by features is formed."""
     X, target, weight = rows.X, rows.y, rows.weights()
     count = float(weight.sum())
     mean, square = mean_and_square(X, weight, count)
@@ -168,7 +168,7 @@ def from_rows(rows: Chunk, *, fit_intercept: bool) -> LeastSquares:
 
 
 def told_apart(num_features: int, num_rows: float) -> bool:
-    """Whether all features can be looked at beside each other."""
+    """Whether there are rows enough to judge every feature given all others."""
     return 0 < num_features <= min(num_rows / ROWS_A_FEATURE, MOST_INVERTED)
 
 

@@ -145,19 +145,19 @@ def _squares_in_slices(rows: Chunk, shift: Array) -> Array:
     for start in range(0, len(X), num_rows):
         part = slice(start, start + num_rows)
         count = len(X[part])
-        here, beside = features[:count], others[:, :count]
+        here, target = features[:count], others[:, :count]
         np.subtract(X[part], shifts[:count], out=here)
-        np.subtract(y[part], shift[-1], out=beside[0])
-        beside[1] = 1
+        np.subtract(y[part], shift[-1], out=target[0])
+        target[1] = 1
         if weight is not None:
             root = np.sqrt(weight[part])
             here *= root[:, None]
-            beside *= root
+            target *= root
         # numpy knows a product with the own transpose, computes half of it, and other threads can
         # run meanwhile, unlike with scipy's dsyrk.
         squares += np.matmul(here.T, here, out=product)
-        cross += beside @ here
-        rest += beside @ beside.T
+        cross += target @ here
+        rest += target @ target.T
     return np.block([[squares, cross.T], [cross, rest]])
 
 

@@ -1,8 +1,8 @@
 """Offsets of sparse columns: what must be taken off before squares are summed.
 
 Sparse rows cannot be centred and stay sparse, so sums about zero are corrected afterwards. That
-cancels where the mean of a column is large beside its deviations, which only a column with hardly
-any zeros can have: such columns alone are centred.
+loses digits where the mean of a column is large compared with its deviations. Only a column with
+hardly any zeros can have such a mean, and only such columns are centred.
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ def mean_and_square(X: Any, weight: Array, count: float) -> tuple[Array, Array]:
 
 
 def offset_of(mean: Array, mean_square: Array) -> Array:
-    """The means of columns that are large beside their deviations, and 0 for the others."""
+    """The means of columns that are large compared with their deviations, and 0 for the others."""
     return np.where(2 * mean**2 > mean_square, mean, 0.0)

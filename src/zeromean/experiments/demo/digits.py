@@ -73,7 +73,7 @@ def evaluate(
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> Tensor:
-    """Per cent of objects whose highest score `(…, objects, classes)` is at their label."""
+    """Per cent of examples whose highest score `(…, examples, classes)` is at their label."""
     return 100 * (scores.argmax(-1) == labels).float().mean(-1)
 
 

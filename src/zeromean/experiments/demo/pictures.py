@@ -87,7 +87,7 @@ def draw_uncertainty(
 
 
 def draw_toy(encodings: Sequence[Encoding]) -> Figure:
-    """Activations of the two variance neurons, beside the standard deviations that they encode."""
+    """Activations of the two variance neurons, next to the standard deviations that they encode."""
     figure = Figure(figsize=(10, 0.6 + 4.2 * len(encodings)), layout="constrained")
     rows = figure.subplots(len(encodings), 2, squeeze=False, width_ratios=(1.2, 1))
     for number, ((left, right), encoding) in enumerate(zip(rows, encodings, strict=True), 1):

@@ -2,7 +2,7 @@
 
 Contexts are scikit-learn's digits, actions the ten labels, and the reward is 1 for the right one.
 Thompson sampling draws a network from the posterior for every decision (`zm.held_noise` with an
-object for each) and takes the action that looks best to it. All networks learn after every batch
+example for each) and takes the action that looks best to it. All networks learn after every batch
 of decisions from everything seen so far.
 """
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from zeromean.experiments.exploration import policy_gradient
 from zeromean.experiments.exploration.environments import Task
-from zeromean.experiments.exploration.policy_gradient import METHODS, Settings
+from zeromean.experiments.exploration.learner import Settings
+from zeromean.experiments.exploration.policies import METHODS
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.figure import figure, over_seeds

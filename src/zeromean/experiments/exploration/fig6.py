@@ -11,7 +11,8 @@ import numpy as np
 
 from zeromean.experiments.exploration import policy_gradient
 from zeromean.experiments.exploration.environments import Task
-from zeromean.experiments.exploration.policy_gradient import METHODS, Settings
+from zeromean.experiments.exploration.learner import Settings
+from zeromean.experiments.exploration.policies import METHODS
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
@@ -192,7 +193,7 @@ def _curves(
 
 
 def _compared(scores: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Every method, and what is claimed of the variance policy beside the others."""
+    """Every method, and what is claimed of the variance policy compared with them."""
     final = {method: np.array(s)[:, -LAST:].mean(1) for method, s in scores.items()}
     # The way from where policies start to where the deterministic one ends.
     start = np.mean([np.mean(_blocks(s), axis=0)[0] for s in scores.values()])

@@ -57,7 +57,7 @@ def as_classes(rows: Rows) -> Rows:
 def measure(model: Any, rows: Rows) -> dict[str, float]:
     """Fit a model: test error, relevant features and, where the truth is known, how many are right.
 
-    The error is the mean square, or the share of wrong classes with the log loss beside it. Time is
+    The error is the mean square, or the share of wrong classes together with the log loss. Time is
     CPU time of the fit, of a quick one the median of three: the first pays for memory that others
     find ready.
     """

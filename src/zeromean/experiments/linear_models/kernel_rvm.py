@@ -1,4 +1,4 @@
-"""The classical relevance vector machine: sinc, and breast cancer, beside support vectors."""
+"""The classical relevance vector machine: sinc, and breast cancer compared with support vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COVERS = ("talk: relevance vector machine",)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Radial basis functions at every training object."""
+    """Radial basis functions at every training example."""
 
     num_train: int = 100
     """Noisy values of sinc."""
@@ -32,7 +32,7 @@ class Config:
     cancer_gamma: float = 0.01
     """The same for breast cancer, whose features have unit variance."""
     cancer_train: int = 379
-    """Training objects of breast cancer, of 569."""
+    """Training examples of breast cancer, of 569."""
     seed: int = 0
     """Seed of the noise and of the split."""
 

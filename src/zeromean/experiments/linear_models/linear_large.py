@@ -1,4 +1,4 @@
-"""The talk's curves: 100,000 objects with 100 features, beside scikit-learn's sparse models."""
+"""The talk's curves: 100,000 examples, 100 features, compared with scikit-learn's models."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Config:
     """Normal features, a fifth of them relevant, some of these weak."""
 
     sizes: tuple[int, ...] = (300, 1000, 3000, 10_000, 30_000, 100_000)
-    """Numbers of objects to learn from."""
+    """Numbers of examples to learn from."""
     num_test: int = 20_000
-    """Objects to test on."""
+    """Examples to test on."""
     num_relevant: int = 20
     """Features with a weight."""
     num_irrelevant: int = 80

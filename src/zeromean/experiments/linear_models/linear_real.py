@@ -1,4 +1,4 @@
-"""Sparse linear models on real data, beside scikit-learn's.
+"""Sparse linear models on real data, compared with scikit-learn's.
 
 Five-fold cross-validation, shuffled by the seed, of diabetes (with its products and squares, too)
 and breast cancer; a third of digits for testing; and generated rows, fewer than their features.

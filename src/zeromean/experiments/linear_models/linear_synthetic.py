@@ -32,9 +32,9 @@ class Config:
     """Normal features, a few of them relevant."""
 
     num_train: int = 1000
-    """Objects to learn from."""
+    """Examples to learn from."""
     num_test: int = 10_000
-    """Objects to test on."""
+    """Examples to test on."""
     num_relevant: int = 10
     """Features with a weight."""
     num_irrelevant: int = 990

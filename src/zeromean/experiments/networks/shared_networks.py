@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from torch import nn
 
-from zeromean.experiments.runs import runner
 from zeromean.experiments.runs.cpu_time import CpuTime
-from zeromean.experiments.runs.log import RunLog, write_json
+from zeromean.experiments.runs.identity import digest_of
+from zeromean.experiments.runs.json_files import write_json
+from zeromean.experiments.runs.log import RunLog
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet
@@ -42,7 +43,7 @@ def train(
     """
     from zeromean.training import fit
 
-    folder = log.models / runner.digest_of(identity) / f"seed-{config.seed}"
+    folder = log.models / digest_of(identity) / f"seed-{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(folder.name + ".lock"))
     waiting = f"{name}: another process trains it in {folder}; waiting for that one"

@@ -79,7 +79,7 @@ def train(
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Per cent of objects whose highest score `(objects, classes)` is at their label."""
+    """Per cent of examples whose highest score `(examples, classes)` is at their label."""
     return 100 * (scores.argmax(-1) == labels).double().mean().item()
 
 

@@ -145,7 +145,7 @@ def _render(sections: list[Section], known: Registry) -> str:
 
 
 def _json_for_script(value: object) -> str:
-    """JSON that no text inside can end the script element of."""
+    """JSON for a script element, which no text inside the JSON can end."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 

@@ -21,7 +21,7 @@ _PIXELS = {"showticklabels": False, "showgrid": False, "zeroline": False, "const
 def plot(figure: Figure) -> dict[str, Any]:
     """Traces and axes in plotly's JSON; `meta.series` is the number of the colour.
 
-    `errors` stands beside them, for the table of the numbers: a band no longer shows them.
+    `errors` is next to them, for the table of the numbers: a band no longer shows them.
     """
     if any(trace.kind == "image" for trace in figure.traces):
         return _plot_image(figure)

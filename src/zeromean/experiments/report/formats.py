@@ -37,7 +37,7 @@ def format_summary(summary: Summary | None) -> str:
     if stderr is None:
         return format_number(mean, 5)
     decimals = 1 - _magnitude(stderr)
-    # Where the standard error is far below the mean or either is tiny, digits line up no more.
+    # Where the error is far below the mean, or either is tiny, digits cannot be aligned.
     if stderr == 0 or decimals > 6 or not abs(mean) < 1e6 or stderr < 1e-6 * abs(mean):
         return f"{format_number(mean, 5)} ± {format_number(stderr, 2)}"
     decimals = max(0, decimals)

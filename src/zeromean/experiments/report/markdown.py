@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zeromean.experiments.report.page import Group, Row, Section, count_verdicts
-from zeromean.experiments.report.records import OURS
 from zeromean.experiments.report.verdicts import JUDGED, RULE
+from zeromean.experiments.runs.documents import OURS
 
 
 def to_markdown(

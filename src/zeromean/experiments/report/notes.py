@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zeromean.experiments.report.formats import format_number
-from zeromean.experiments.report.records import Claim, Run
+from zeromean.experiments.report.records import RecordedClaim, Run
 from zeromean.experiments.report.verdicts import summarize
 
 PLACEHOLDER = re.compile(r"\{(?:(setting|claim) )?([^{}:]+)(?::([^{}]*))?\}")
 UNKNOWN = "(not measured)"
 
 
-def fill(text: str, runs: Sequence[Run], claims: Sequence[Claim]) -> str:
+def fill(text: str, runs: Sequence[Run], claims: Sequence[RecordedClaim]) -> str:
     """A text with numbers for its placeholders, those of `runs`."""
 
     def number(match: re.Match[str]) -> str:
@@ -33,7 +33,9 @@ def fill(text: str, runs: Sequence[Run], claims: Sequence[Claim]) -> str:
     return PLACEHOLDER.sub(number, text)
 
 
-def _value(kind: str | None, name: str, runs: Sequence[Run], claims: Sequence[Claim]) -> Any:
+def _value(
+    kind: str | None, name: str, runs: Sequence[Run], claims: Sequence[RecordedClaim]
+) -> Any:
     if kind == "claim":
         return next((claim.value for claim in claims if claim.metric == name), None)
     if kind == "setting":

@@ -21,8 +21,9 @@ from zeromean.experiments.report.formats import (
     with_unit,
 )
 from zeromean.experiments.report.notes import fill
-from zeromean.experiments.report.records import OURS, Claim, Record, Run
+from zeromean.experiments.report.records import Record, RecordedClaim, Run
 from zeromean.experiments.report.verdicts import bounds, judge, measure, summarize
+from zeromean.experiments.runs.documents import OURS
 
 STALE_NOTES = "Its notes are about the experiment as it is now, and wait for runs of it."
 
@@ -261,7 +262,7 @@ def _notes(record: Record, shown: list[Run], today: int) -> list[str]:
     return [fill(part, shown, record.claims) for part in paragraphs]
 
 
-def _row(claim: Claim, runs: list[Run], record: Record) -> Row:
+def _row(claim: RecordedClaim, runs: list[Run], record: Record) -> Row:
     ours = measure(claim, runs, deterministic=record.deterministic)
     low, high = (format_number(bound, 6) for bound in bounds(claim))
     rules = {"at least": f"≥ {low}", "at most": f"≤ {high}", "equal": f"{low} to {high}"}

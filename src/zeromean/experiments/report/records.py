@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from zeromean.experiments.report.json_value import JsonValue
 from zeromean.experiments.runs.checksum import is_changed
+from zeromean.experiments.runs.claims import DIRECTIONS, STATISTICS
 from zeromean.experiments.runs.damage import damage_of, refuse
+from zeromean.experiments.runs.documents import OURS
 
-DIRECTIONS = ("at least", "at most", "equal")
-STATISTICS = ("mean", "median")
-OURS = "ours"
 KINDS = ("line", "bar", "scatter", "histogram", "image")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A number of a document, or a bound of ours, and how far what we measured may be from it."""
+class RecordedClaim:
+    """A claim (`runs.claims`) as a record has it: its author in words, also of older records."""
 
     metric: str
     label: str
@@ -112,7 +111,7 @@ class Record:
     source: str
     command: str
     runs: list[Run]
-    claims: list[Claim]
+    claims: list[RecordedClaim]
     figures: list[Figure]
     notes: str
     tries: list[list[Run]] = field(default_factory=list)
@@ -164,83 +163,10 @@ def read_record(path: Path) -> Record:
 
 def parse_record(content: Any, path: Path) -> Record:
     """A record from what is in a file, or would be; `path` stands in the messages."""
-    return _record(_Value(content, path, ""))
+    return _record(JsonValue(content, path, ""))
 
 
-@dataclass(frozen=True)
-class _Value:
-    """A JSON value that knows where it stands."""
-
-    content: Any
-    path: Path
-    trail: str
-
-    def fail(self, problem: str) -> NoReturn:
-        raise ValueError(f"{self.path}: {self.trail or 'the record'} {problem}")
-
-    def _expect(self, kind: type | tuple[type, ...], wanted: str) -> Any:
-        # JSON's true is not a number, though Python's True is.
-        is_number = kind in (int, (int, float))
-        if not isinstance(self.content, kind) or (is_number and isinstance(self.content, bool)):
-            self.fail(f"must be {wanted}, got {_shorten(self.content)}.")
-        if isinstance(self.content, int) and abs(self.content) > sys.float_info.max:
-            self.fail(f"must be {wanted} that is not too large, got {_shorten(self.content)}.")
-        return self.content
-
-    def __getitem__(self, key: str) -> _Value:
-        value = self.get(key)
-        if value is None:
-            raise ValueError(f"{self.path}: {self._name(key)} is missing.")
-        return value
-
-    def get(self, key: str) -> _Value | None:
-        content = self.object()
-        return _Value(content[key], self.path, self._name(key)) if key in content else None
-
-    def __iter__(self) -> Iterator[_Value]:
-        for index, item in enumerate(self._expect(list, "a list")):
-            yield _Value(item, self.path, f"{self.trail}[{index}]")
-
-    def _name(self, key: str) -> str:
-        return f"{self.trail}.{key}" if self.trail else key
-
-    def object(self) -> dict[str, Any]:
-        return self._expect(dict, "an object")
-
-    def text(self) -> str:
-        return self._expect(str, "text")
-
-    def flag(self) -> bool:
-        return self._expect(bool, "true or false")
-
-    def integer(self) -> int:
-        return self._expect(int, "a whole number")
-
-    def number(self) -> float:
-        number = self._expect((int, float), "a number")
-        return number if math.isfinite(number) else self.fail(f"must be finite, got {number}.")
-
-    def choice(self, choices: tuple[str, ...]) -> str:
-        if self.content not in choices:
-            self.fail(f"must be one of {', '.join(choices)}, got {_shorten(self.content)}.")
-        return self.content
-
-    def numbers(self) -> list[float | None]:
-        """A list of numbers; null, NaN and the infinities are gaps."""
-        return [
-            None if _is_gap(item.content) else item._expect((int, float), "a number or null")
-            for item in self
-        ]
-
-    def positions(self) -> list[float | str | None]:
-        """A list of numbers or names of categories."""
-        return [
-            None if _is_gap(item.content) else item._expect((int, float, str), "a number or text")
-            for item in self
-        ]
-
-
-def _record(value: _Value) -> Record:
+def _record(value: JsonValue) -> Record:
     notes, tries, deterministic = (value.get(k) for k in ("notes", "tries", "deterministic"))
     unfinished = value.get("unfinished")
     record = Record(
@@ -278,7 +204,7 @@ def _record(value: _Value) -> Record:
     return record
 
 
-def _run(value: _Value) -> Run:
+def _run(value: JsonValue) -> Run:
     config = value["config"].object()
     seconds = value["seconds"].number()
     from_scratch, command = value.get("from_scratch"), value.get("command")
@@ -300,24 +226,24 @@ def _run(value: _Value) -> Run:
     )
 
 
-def _metrics(value: _Value) -> dict[str, Any]:
+def _metrics(value: JsonValue) -> dict[str, Any]:
     """Numbers, and what else there may be; null stands for what was not finite."""
     metrics = dict(value.object())
     for name, content in metrics.items():
         if content is None:
             metrics[name] = math.nan
         elif isinstance(content, int | float) and not isinstance(content, bool):
-            metrics[name] = value[name]._expect((int, float), "a number")
+            metrics[name] = value[name].expect((int, float), "a number")
     return metrics
 
 
-def _claim(value: _Value) -> Claim:
+def _claim(value: JsonValue) -> RecordedClaim:
     unit, author = value.get("unit"), value.get("author")
     statistic, seeds_in_run = value.get("statistic"), value.get("seeds_in_run")
     tolerance = value["tolerance"].number()
     if tolerance < 0:
         value["tolerance"].fail(f"must be at least 0, got {tolerance}.")
-    return Claim(
+    return RecordedClaim(
         metric=value["metric"].text(),
         label=value["label"].text(),
         # Records of earlier versions say “paper” for the number, and not whose it is.
@@ -333,7 +259,7 @@ def _claim(value: _Value) -> Claim:
     )
 
 
-def _figure(value: _Value) -> Figure:
+def _figure(value: JsonValue) -> Figure:
     x_log, y_log = value.get("x_log"), value.get("y_log")
     return Figure(
         title=value["title"].text(),
@@ -345,7 +271,7 @@ def _figure(value: _Value) -> Figure:
     )
 
 
-def _trace(value: _Value) -> Trace:
+def _trace(value: JsonValue) -> Trace:
     kind = value["kind"].choice(KINDS)
     if kind == "image":
         rows = [row.numbers() for row in value["rows"]]
@@ -362,12 +288,3 @@ def _trace(value: _Value) -> Trace:
     if error and errors and len(errors) != len(heights):
         error.fail(f"has {len(errors)} numbers, but y has {len(heights)}.")
     return Trace(name=value["name"].text(), kind=kind, x=x, y=heights, error=errors, rows=[])
-
-
-def _is_gap(content: Any) -> bool:
-    return content is None or (isinstance(content, float) and not math.isfinite(content))
-
-
-def _shorten(content: Any) -> str:
-    text = json.dumps(content, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

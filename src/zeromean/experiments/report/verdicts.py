@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeromean.experiments.report.records import Claim, Run
+from zeromean.experiments.report.records import RecordedClaim, Run
 from zeromean.experiments.runs.intervals import mean_interval, median_interval
 
 CONFIRMED = "confirmed"
@@ -70,7 +70,9 @@ def summarize(values: Sequence[float]) -> Summary | None:
     return Summary(statistics.fmean(values), stderr, len(values))
 
 
-def measure(claim: Claim, runs: Sequence[Run], *, deterministic: bool = False) -> Measured | None:
+def measure(
+    claim: RecordedClaim, runs: Sequence[Run], *, deterministic: bool = False
+) -> Measured | None:
     """What some runs say about a claim, None where they do not."""
     having = [run for run in runs if all(metric in run.metrics for metric in claim.metrics)]
     if not having:
@@ -89,7 +91,7 @@ def measure(claim: Claim, runs: Sequence[Run], *, deterministic: bool = False) -
     return Measured(values, centre, interval, len(values))
 
 
-def _measure_inside(claim: Claim, runs: Sequence[Run]) -> Measured:
+def _measure_inside(claim: RecordedClaim, runs: Sequence[Run]) -> Measured:
     """Runs that have several seeds each: the interval that holds the intervals of all of them."""
     low, high = claim.metrics
     counts = [run.config.get(claim.seeds_in_run, 1) for run in runs]
@@ -98,14 +100,14 @@ def _measure_inside(claim: Claim, runs: Sequence[Run]) -> Measured:
     return Measured((), None, ends if known else None, sum(counts))
 
 
-def bounds(claim: Claim) -> tuple[float, float]:
+def bounds(claim: RecordedClaim) -> tuple[float, float]:
     """Between which numbers the claim is satisfied."""
     low = -math.inf if claim.direction == "at most" else claim.value - claim.tolerance
     high = math.inf if claim.direction == "at least" else claim.value + claim.tolerance
     return low, high
 
 
-def judge(claim: Claim, ours: Measured | None) -> str:
+def judge(claim: RecordedClaim, ours: Measured | None) -> str:
     """The verdict by RULE."""
     if ours is None:
         return NOT_MEASURED

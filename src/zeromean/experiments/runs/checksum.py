@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from zeromean.experiments.runs.log import plain
+from zeromean.experiments.runs.json_files import plain
 
 
 def checksum(content: Mapping[str, Any]) -> str:

@@ -6,11 +6,11 @@ import json
 import time
 from pathlib import Path
 
-from zeromean.files.atomic import whole_file
+from zeromean.experiments.runs.json_files import write_json
 
 
 class CpuTime:
-    """CPU seconds of a piece of work, kept in a file beside its results.
+    """CPU seconds of a piece of work, kept in a file next to its results.
 
     What an interrupted process did after its last `save` is not counted: it is done again.
 
@@ -38,8 +38,7 @@ class CpuTime:
         self._elsewhere += seconds
 
     def save(self) -> None:
-        with whole_file(self.path) as temporary:
-            temporary.write_text(json.dumps({"cpu_seconds": round(self.seconds, 1)}) + "\n")
+        write_json(self.path, {"cpu_seconds": round(self.seconds, 1)})
 
 
 def _read(path: Path) -> float:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from zeromean.experiments.runs.cpu_time import CpuTime
-from zeromean.files.atomic import whole_file
+from zeromean.experiments.runs.json_files import plain, replace_text, to_json, write_json
 
 Result = TypeVar("Result")
 
@@ -124,34 +123,3 @@ class RunLog:
 
         digest = hashlib.sha256(f"{self.seed} {stage}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:4], "big"))
-
-
-def plain(value: Any) -> Any:
-    """Tensors, arrays, tuples and paths as JSON has them; what is not finite becomes None."""
-    if hasattr(value, "tolist"):  # Tensors and arrays, neither of which is imported for it.
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON of what `plain` makes of a value."""
-    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False, indent=indent)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, all of it or nothing."""
-    replace_text(path, to_json(value, indent=1) + "\n")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a text, all of it or nothing."""
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")

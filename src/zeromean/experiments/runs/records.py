@@ -6,30 +6,37 @@ longer. A new run replaces nothing. `checksum` is that of everything else in the
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from zeromean.experiments import registry
-from zeromean.experiments.runs import runner
+from zeromean.experiments.runs import provenance
 from zeromean.experiments.runs.checksum import is_changed, sealed
 from zeromean.experiments.runs.claims import Claim
-from zeromean.experiments.runs.damage import damage_of, refuse, require_numbers
-from zeromean.experiments.runs.log import plain, replace_text, to_json
+from zeromean.experiments.runs.damage import damage_of, refuse
+from zeromean.experiments.runs.finished_runs import (
+    SIZES,
+    UNFINISHED,
+    Runs,
+    best_first,
+    by_digest,
+    done_files,
+    flat,
+    is_timing,
+    list_unfinished,
+    rank_of,
+    read_finished,
+    read_run,
+    size_in_command,
+    size_of,
+    with_nan,
+)
+from zeromean.experiments.runs.identity import digest_of
+from zeromean.experiments.runs.json_files import plain, read_json, replace_text, to_json
 from zeromean.experiments.runs.provenance import UNKNOWN, fault, missing_seed
-from zeromean.files.lock import is_locked
-
-# The report shows the runs of one size, the best there is.
-SIZES = ("full", "custom", "quick", "smoke")
-# What has started and not ended: its process is alive, or not.
-UNFINISHED = ("running", "interrupted")
-Runs = list[dict[str, Any]]
 
 
 def _complain(sentence: str) -> None:
@@ -69,7 +76,7 @@ def record_of(name: str, runs: Path, on_damage: Callable[[str], object] = refuse
     `runs` has every finished run, the best size first; `figures` shows the runs of the first
     configuration alone. Lists are left out of the metrics: they are what the figures show.
     """
-    return _record(name, sorted(_finished(name, runs, on_damage), key=_order))
+    return _record(name, sorted(read_finished(name, runs, on_damage), key=best_first))
 
 
 def with_own_runs(
@@ -96,12 +103,12 @@ def with_own_runs(
         known: set[str] = set()
         if path and path.exists():
             with damage_of(path, on_damage):
-                record = runner.read_json(path, "runs")
+                record = read_json(path, "runs")
                 known = {_result(name, run) for run in record["runs"]}
                 before = record
         if runs:
             with damage_of(runs / name, on_damage):
-                unfinished = _unfinished(name, runs)
+                unfinished = list_unfinished(name, runs)
                 after = record_of(name, runs, on_damage)
         own = [{**run, "own": True} for run in after["runs"] if _result(name, run) not in known]
         if before is not None:
@@ -117,37 +124,19 @@ def with_own_runs(
 def status(name: str, runs: Path, on_damage: Callable[[str], object] = refuse) -> str:
     """How many runs of which size are finished, and how many are not, in words."""
     sizes = []
-    for path in _paths(name, runs):
+    for path in done_files(name, runs):
         with damage_of(path, on_damage):
-            sizes.append(_size_by_command(_read_run(path, name)["command"]))
-    sizes += [each.split(": ")[-1] for each in _unfinished(name, runs)]
+            sizes.append(size_in_command(read_run(path, name)["command"]))
+    sizes += [each.split(": ")[-1] for each in list_unfinished(name, runs)]
     counts = {size: sizes.count(size) for size in (*SIZES, *UNFINISHED) if size in sizes}
     return ", ".join(f"{count} {size}" for size, count in counts.items()) or "not run"
-
-
-def flat(
-    metrics: Mapping[str, Any], claimed: Collection[str] = (), prefix: str = ""
-) -> dict[str, Any]:
-    """The numbers by dotted name.
-
-    None stands for what was not finite, or for nothing. Where there is a claim about it, it stays:
-    seeds that have failed must not vanish among the others.
-    """
-    numbers: dict[str, Any] = {}
-    for key, value in metrics.items():
-        name = prefix + key
-        if isinstance(value, Mapping):
-            numbers |= flat(value, claimed, f"{name}.")
-        elif isinstance(value, int | float) or (value is None and name in claimed):
-            numbers[name] = value
-    return numbers
 
 
 def _record(name: str, runs: Runs) -> dict[str, Any]:
     """A record of runs that still have their lists."""
     experiment = registry.load(name)
     shown = [run for run in runs if run["digest"] == runs[0]["digest"]]
-    numbers = [{**run, "metrics": _with_nan(run["metrics"])} for run in shown]
+    numbers = [{**run, "metrics": with_nan(run["metrics"])} for run in shown]
     # What was not finite in a metric is not in a figure either: JSON has no word for it.
     figures = plain(experiment.figures(numbers)) if shown else []
     claimed = {metric for claim in experiment.CLAIMS for metric in claim.metrics}
@@ -163,7 +152,7 @@ def _record(name: str, runs: Runs) -> dict[str, Any]:
 
 
 def _words(name: str, runs: Runs) -> dict[str, Any]:
-    """What a record says besides the numbers of its runs: the words of today."""
+    """What a record says besides the numbers of its runs: as the code says it today."""
     experiment = registry.load(name)
     measured = {key for run in runs for key in run["metrics"]}
     return {
@@ -198,7 +187,7 @@ def _read(path: Path, name: str) -> dict[str, Any] | None:
     """A record that is to be added to; a ValueError where it is damaged or was changed by hand."""
     if not path.exists():
         return None
-    record = runner.read_json(path, "runs", "command", "figures", remedy="delete it")
+    record = read_json(path, "runs", "command", "figures", remedy="delete it")
     if is_changed(record):
         raise ValueError(
             f"{path} was changed by hand: its checksum is that of something else; take it back "
@@ -219,7 +208,7 @@ def _read(path: Path, name: str) -> dict[str, Any] | None:
         raise ValueError(f"{path} is the record of {record['name']}; give it that name.")
     for run in record["runs"]:
         fields = {key: value for key, value in run["config"].items() if key != "seed"}
-        if runner.digest_of(fields) != run["digest"]:
+        if digest_of(fields) != run["digest"]:
             raise ValueError(
                 f"{path} was changed by hand: the configuration of seed {run['seed']} is not that "
                 f"of {run['digest']}; delete it."
@@ -229,7 +218,7 @@ def _read(path: Path, name: str) -> dict[str, Any] | None:
 
 def _believed(name: str, runs: Path, on_damage: Callable[[str], object]) -> Runs:
     """The finished runs of a folder, by configurations whose every seed has its provenance."""
-    found = _by_digest(_finished(name, runs, on_damage))
+    found = by_digest(read_finished(name, runs, on_damage))
     for digest, seeds in list(found.items()):
         folder = runs / name / digest
         started = {int(each.name.removeprefix("seed-")) for each in folder.glob("seed-*")}
@@ -251,19 +240,21 @@ def _merged(
     on_damage: Callable[[str], object],
 ) -> dict[str, Any]:
     """A record with new runs in it; what it no longer shows is among its tries."""
-    after = _record(name, sorted(found, key=_order))
+    after = _record(name, sorted(found, key=best_first))
     if before is None:
         return after
-    old, new = _by_digest(_adopted(before)), _by_digest(after["runs"])
+    old, new = by_digest(_adopted(before)), by_digest(after["runs"])
     tries = list(before.get("tries", ()))
     today = registry.version(name)
-    best = min((_rank(_size(seeds)) for seeds in old.values()), default=len(SIZES))
+    best = min((rank_of(size_of(seeds)) for seeds in old.values()), default=len(SIZES))
     for digest, seeds in new.items():
-        if _size(seeds) == "smoke" and best < _rank("smoke"):
+        if size_of(seeds) == "smoke" and best < rank_of("smoke"):
             continue  # It shows that the machinery runs, and nothing else.
-        if _size(seeds) == "full":
+        if size_of(seeds) == "full":
             # Where another configuration was the full one, it is so no more.
-            for other in [d for d, known in old.items() if d != digest and _size(known) == "full"]:
+            for other in [
+                d for d, known in old.items() if d != digest and size_of(known) == "full"
+            ]:
                 tries.insert(0, _try(old.pop(other)))
         known = old.get(digest)
         if known is None:
@@ -284,7 +275,7 @@ def _merged(
                 "are new stand among its tries."
             )
             tries.insert(0, _try(seeds))
-    merged = sorted((run for seeds in old.values() for run in seeds.values()), key=_order)
+    merged = sorted((run for seeds in old.values() for run in seeds.values()), key=best_first)
     shown = [run for run in merged if run["digest"] == merged[0]["digest"]] if merged else []
     drawn = {run["seed"] for run in after["runs"] if shown and run["digest"] == shown[0]["digest"]}
     redrawn = bool(shown) and drawn == {run["seed"] for run in shown}
@@ -299,14 +290,14 @@ def _merged(
 
 
 def _adopted(record: dict[str, Any]) -> Runs:
-    """The runs of a record; of those that were made before provenance, what is known of it."""
+    """The runs of a record; older ones have as much of their provenance as is known."""
     adopted = []
     for run in record["runs"]:
         commit = str(run["environment"].get("commit") or UNKNOWN)
         lost = (
             "version" not in run
             and commit != UNKNOWN
-            and runner.commit_exists(commit.rstrip("+")) is False
+            and provenance.commit_exists(commit.rstrip("+")) is False
         )
         adopted.append(
             {**run, "version": run.get("version", 1), **({"lost": True} if lost else {})}
@@ -329,127 +320,7 @@ def _without_repetitions(name: str, tries: Iterable[dict[str, Any]]) -> list[dic
 def _result(name: str, run: Mapping[str, Any]) -> str:
     """What makes two runs the same: configuration, seed, version and numbers, but for times."""
     metrics = {key: value for key, value in run["metrics"].items() if not is_timing(name, key)}
-    return runner.digest_of([run["digest"], run["seed"], run.get("version", 1), metrics])
-
-
-def is_timing(name: str, metric: str) -> bool:
-    """Whether a number depends on the machine and its mood."""
-    patterns: Sequence[str] = getattr(registry.load(name), "TIMINGS", ())
-    return any(fnmatchcase(metric, pattern) for pattern in patterns)
-
-
-def _by_digest(runs: Iterable[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Runs by configuration and seed."""
-    grouped: dict[str, dict[int, dict[str, Any]]] = {}
-    for run in runs:
-        grouped.setdefault(run["digest"], {})[run["seed"]] = run
-    return grouped
-
-
-def _size(runs: Mapping[int, dict[str, Any]]) -> str:
-    return next(iter(runs.values()))["size"]
-
-
-def _rank(size: str) -> int:
-    return SIZES.index(size) if size in SIZES else len(SIZES)
-
-
-def _finished(
-    name: str, runs: Path, on_damage: Callable[[str], object]
-) -> Iterator[dict[str, Any]]:
-    experiment = registry.load(name)
-    sizes = {
-        runner.digest(experiment.SMOKE): "smoke",
-        runner.digest(experiment.QUICK): "quick",
-        runner.digest(experiment.Config()): "full",
-    }
-    for path in _paths(name, runs):
-        run = None
-        with damage_of(path, on_damage):
-            run = _run_at(path, name, experiment, sizes)
-        if run is not None:
-            yield run
-
-
-def _paths(name: str, runs: Path) -> list[Path]:
-    return sorted((runs / name).glob("*/seed-*/done.json"))
-
-
-def _size_by_command(command: str) -> str:
-    """The size of a run as it was when it ran, for which its experiment is not imported."""
-    options = command.partition(" --seeds ")[0].split()[3:]
-    return {(): "full", ("--quick",): "quick", ("--smoke",): "smoke"}.get(tuple(options), "custom")
-
-
-def _unfinished(name: str, runs: Path) -> list[str]:
-    """Runs that have started and have no result: where, and which of UNFINISHED."""
-    states = []
-    for path in sorted((runs / name).glob("*/seed-*/config.json")):
-        if not path.with_name("done.json").exists():
-            state = "running" if is_locked(path.parent) else "interrupted"
-            states.append(f"{path.parent}: {state}")
-    return states
-
-
-def _read_run(path: Path, name: str) -> dict[str, Any]:
-    """What config.json and done.json say of a run, if they are believed."""
-    identity = runner.read_json(path.with_name("config.json"), "config")
-    if identity.get("experiment", name) != name:
-        raise ValueError(
-            f"{path.with_name('config.json')} holds a run of {identity['experiment']}; "
-            "move it away."
-        )
-    done = runner.read_json(path, "command", "duration", "environment", "commit", "metrics")
-    if is_changed(done):
-        raise ValueError(
-            f"{path} was changed by hand: its checksum is that of something else; move its "
-            "folder away, and run it again."
-        )
-    require_numbers(flat(done["metrics"]))
-    return {
-        "digest": path.parent.parent.name,
-        "size": "",  # Which it is today, and the version, only its experiment knows.
-        "version": done.get("version"),
-        "config": identity["config"],
-        "seed": operator.index(identity["config"]["seed"]),
-        "command": str(done["command"]),
-        "seconds": float(done["duration"]),
-        "cpu_seconds": done.get("cpu_seconds"),
-        "from_scratch": not done.get("reused", done.get("resumed", False)),
-        "environment": {**done["environment"], "commit": done["commit"] or UNKNOWN},
-        "metrics": done["metrics"],
-    }
-
-
-def _run_at(
-    path: Path, name: str, experiment: registry.Experiment, sizes: Mapping[str, str]
-) -> dict[str, Any]:
-    run = _read_run(path, name)
-    size = sizes.get(_digest_today(experiment, run["config"]), "custom")
-    return {**run, "size": size, "version": _version(run, name)}
-
-
-def _with_nan(value: Any) -> Any:
-    """Metrics for figures, which reckon with them: null stands for what was not finite."""
-    if isinstance(value, Mapping):
-        return {key: _with_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_nan(item) for item in value]
-    return math.nan if value is None else value
-
-
-def _version(run: Mapping[str, Any], name: str) -> int:
-    # Runs have had their CPU time since experiments train on 55,000 images, and their version a
-    # little later.
-    first = 1 if run["cpu_seconds"] is None else registry.version(name)
-    return first if run["version"] is None else run["version"]
-
-
-def _digest_today(experiment: registry.Experiment, config: Mapping[str, Any]) -> str:
-    """The digest of a run's configuration; fields that came later had their defaults then."""
-    fields = {**plain(dataclasses.asdict(experiment.Config())), **config}
-    fields.pop("seed")
-    return runner.digest_of(fields)
+    return digest_of([run["digest"], run["seed"], run.get("version", 1), metrics])
 
 
 def _with_short_lists(text: str) -> str:
@@ -459,10 +330,6 @@ def _with_short_lists(text: str) -> str:
 
 def _on_one_line(items: str) -> str:
     return "[" + ", ".join(re.split(r",\n\s*", items)) + "]"
-
-
-def _order(run: dict[str, Any]) -> tuple[int, str, int]:
-    return _rank(run["size"]), run["digest"], run["seed"]
 
 
 def _command(runs: Runs) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from zeromean.experiments import registry
 from zeromean.experiments.runs import records, runner
+from zeromean.experiments.runs.finished_runs import flat, is_timing
 from zeromean.experiments.runs.intervals import prediction_interval
 
 CONFIDENCE = 0.99
@@ -121,11 +122,11 @@ def compare(reference: Reference, metrics: Mapping[str, Any]) -> list[Comparison
     names = [
         name
         for name in reference.runs[0]["metrics"]
-        if not records.is_timing(reference.name, name)
+        if not is_timing(reference.name, name)
         and all(_is_number(run["metrics"].get(name)) for run in reference.runs)
     ]
     values = {name: [run["metrics"][name] for run in reference.runs] for name in names}
-    fresh = {name: value for name, value in records.flat(metrics).items() if _is_number(value)}
+    fresh = {name: value for name, value in flat(metrics).items() if _is_number(value)}
     spread = [name for name in names if min(values[name]) < max(values[name])]
     # So that all of them are inside with this confidence (Bonferroni).
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(spread))

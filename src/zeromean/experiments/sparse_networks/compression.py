@@ -18,7 +18,12 @@ from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.figure import bars
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.sparse_networks import lenets, sparse_lenet5, sparse_lenet300
+from zeromean.experiments.sparse_networks import (
+    lenet_training,
+    measures,
+    sparse_lenet5,
+    sparse_lenet300,
+)
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet
@@ -73,8 +78,8 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         settings = replace(sizes.get(config.size, experiment.Config()), seed=config.seed)
         train = shared_networks.grey_images(settings.data, "rest", settings.train_size, log)
         test = shared_networks.grey_images(settings.data, "test", settings.test_size, log)
-        trained = lenets.train_sparse(architecture, settings, train, log)
-        pruned = lenets.pruned_copy(trained.model)
+        trained = lenet_training.train_sparse(architecture, settings, train, log)
+        pruned = measures.pruned_copy(trained.model)
         zm.save(pruned, log.folder / f"{name}.safetensors")
         log.say(f"measuring {name}")
         results[name] = _measure(pruned, test, batches, config.repeats, log.folder)
@@ -128,7 +133,7 @@ def _measure(
         "file_bytes": saved.size,
         "onnx_file": onnx.ratio,
         "weights": zm.sparsity(pruned).total.compression,
-        "error": lenets.error(compressed, test),
+        "error": measures.error(compressed, test),
         "error_of_onnx": _onnx_error(folder / "compressed.onnx", test),
         "largest_difference": _largest_difference(compressed, dense, test.images),
     }

@@ -24,7 +24,7 @@ from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import MOLCHANOV, ours
 from zeromean.experiments.runs.figure import bars, figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.sparse_networks import lenets
+from zeromean.experiments.sparse_networks import measures
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet
@@ -191,12 +191,12 @@ def compare(
             trained = _train(name, labels, kind, build, config, data, log, identity)
             model = trained.model.eval()
             if kind == "sparse":
-                model = lenets.pruned_copy(model)
+                model = measures.pruned_copy(model)
             model = _with_statistics_of(model, data)
             left = zm.sparsity(model).total
             results.setdefault(labels, {})[kind] = {
-                "accuracy": 100 - lenets.error(model, data),
-                "test_accuracy": 100 - lenets.error(model, test),
+                "accuracy": 100 - measures.error(model, data),
+                "test_accuracy": 100 - measures.error(model, test),
                 "sparsity": 100 * left.sparsity,
                 "kept": left.kept,
                 "accuracy_by_epoch": [row["accuracy"] for row in trained.history],
@@ -276,9 +276,9 @@ def _with_statistics_of(model: nn.Module, data: ImageSet) -> nn.Module:
 def _look(data: ImageSet, epoch: int, model: nn.Module) -> dict[str, float]:
     few = data.subset(torch.arange(min(500, len(data))))
     stochastic = bool(zm.stochastic_layers(model))
-    shown = lenets.pruned_copy(model) if stochastic else model.eval()
+    shown = measures.pruned_copy(model) if stochastic else model.eval()
     return {
-        "accuracy": 100 - lenets.error(shown, few),
+        "accuracy": 100 - measures.error(shown, few),
         "sparsity": 100 * zm.sparsity(shown).total.sparsity,
     }
 

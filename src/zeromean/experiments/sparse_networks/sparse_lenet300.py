@@ -1,4 +1,4 @@
-"""Sparse variational dropout on LeNet-300-100, and magnitude pruning beside it."""
+"""Sparse variational dropout on LeNet-300-100, compared with magnitude pruning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from zeromean.experiments.runs.documents import MOLCHANOV
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.sparse_networks import lenet_figures, lenets
+from zeromean.experiments.sparse_networks import lenet_figures, lenet_training, lenets
 
 TITLE = "Sparse variational dropout: LeNet-300-100"
 SOURCE = "lectures on Bayesian networks, sparse variational dropout; Molchanov et al. (2017)"
@@ -31,12 +31,12 @@ NOTES = (lenet_figures.sentence_about(QUOTED),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(lenets.Settings):
+class Config(lenet_training.Settings):
     """LeNet-300-100, all three layers sparse."""
 
 
-QUICK = Config(**lenets.QUICK)
-SMOKE = Config(**lenets.SMOKE)
+QUICK = Config(**lenet_training.QUICK)
+SMOKE = Config(**lenet_training.SMOKE)
 CLAIMS = lenets.claims(
     MOLCHANOV("LeNets on MNIST"),
     error=(1.92, 1.95),

@@ -1,4 +1,4 @@
-"""Sparse variational dropout on LeNet-5-Caffe, and magnitude pruning beside it."""
+"""Sparse variational dropout on LeNet-5-Caffe, compared with magnitude pruning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from zeromean.experiments.runs.documents import MOLCHANOV
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.sparse_networks import lenet_figures, lenets
+from zeromean.experiments.sparse_networks import lenet_figures, lenet_training, lenets
 
 TITLE = "Sparse variational dropout: LeNet-5-Caffe"
 SOURCE = "lectures on Bayesian networks, sparse variational dropout; Molchanov et al. (2017)"
@@ -38,7 +38,7 @@ NOTES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(lenets.Settings):
+class Config(lenet_training.Settings):
     """LeNet-5-Caffe, all four layers sparse."""
 
     epochs: int = 120
@@ -58,8 +58,8 @@ class Config(lenets.Settings):
     """Epochs of training after each of these steps."""
 
 
-QUICK = Config(**lenets.QUICK, shrink_after=(5,))
-SMOKE = Config(**lenets.SMOKE, shrink_after=(2,))
+QUICK = Config(**lenet_training.QUICK, shrink_after=(5,))
+SMOKE = Config(**lenet_training.SMOKE, shrink_after=(2,))
 CLAIMS = lenets.claims(
     MOLCHANOV("LeNets on MNIST"),
     error=(0.75, 0.85),

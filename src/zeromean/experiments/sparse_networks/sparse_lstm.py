@@ -17,7 +17,7 @@ from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.figure import bars, figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.sparse_networks import lenet_figures, lenets
+from zeromean.experiments.sparse_networks import lenet_figures, measures
 from zeromean.experiments.sparse_networks.compression import times_faster
 
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     train, test = data.load("digits", "train"), data.load("digits", "test")
     dense = _train("dense", partial(RowReader, config.hidden_size), config, train, test, log)
     sparse = _train("sparse", partial(_stochastic, dense.model, config), config, train, test, log)
-    pruned = lenets.pruned_copy(sparse.model)
+    pruned = measures.pruned_copy(sparse.model)
     zm.save(pruned, log.folder / "pruned.safetensors")
     left = zm.sparsity(pruned)
     accuracy = {
-        "dense": 100 - lenets.error(dense.model, test),
-        "sparse": 100 - lenets.error(pruned, test),
-        "sparse_averaged": 100 - lenets.averaged_error(pruned, test),
+        "dense": 100 - measures.error(dense.model, test),
+        "sparse": 100 - measures.error(pruned, test),
+        "sparse_averaged": 100 - measures.averaged_error(pruned, test),
     }
     return {
         "accuracy": accuracy,
@@ -101,7 +101,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         "compression": left.total.compression,
         "kept": left.total.kept,
         "sparsity": {layer.name: 100 * layer.sparsity for layer in left.layers},
-        "quantized": lenets.quantized(pruned, test),
+        "quantized": measures.quantized(pruned, test),
         "compressed": log.once("compressed", lambda: _compressed(pruned, test, log.folder)),
         "by_epoch": {key: [row[key] for row in sparse.history] for key in ("error", "compression")},
     }
@@ -181,6 +181,6 @@ def _train(
 
 
 def _look(test: ImageSet, epoch: int, model: nn.Module) -> dict[str, float]:
-    pruned = lenets.pruned_copy(model)
+    pruned = measures.pruned_copy(model)
     compression = zm.sparsity(pruned).total.compression
-    return {"error": lenets.error(pruned, test), "compression": compression}
+    return {"error": measures.error(pruned, test), "compression": compression}

@@ -17,7 +17,7 @@ from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.sparse_networks import lenets
+from zeromean.experiments.sparse_networks import lenet_training, measures
 
 if TYPE_CHECKING:
     from zeromean.data import ImageSet
@@ -36,7 +36,7 @@ UNITS = {"conv1": ("pool1", 20), "conv2": ("pool2", 50), "dense1": ("activation3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(lenets.Settings):
+class Config(lenet_training.Settings):
     """Trained without noise, then with log-normal noise behind every hidden layer."""
 
     epochs: int = 40
@@ -57,8 +57,8 @@ NOTES = (
     "not the ELBO, in which a filter costs no more than a neuron, and all filters stay. The "
     "weights were chosen by what is left of the layers.",
 )
-QUICK = Config(**lenets.QUICK)
-SMOKE = Config(**lenets.SMOKE)
+QUICK = Config(**lenet_training.QUICK)
+SMOKE = Config(**lenet_training.SMOKE)
 CLAIMS = [
     Claim("error", 1.0, ours(), 0.0, "at most", "test error without the dropped units", "%"),
     *(
@@ -80,13 +80,13 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
 
     train = shared_networks.grey_images(config.data, "rest", config.train_size, log)
     test = shared_networks.grey_images(config.data, "test", config.test_size, log)
-    dense = lenets.train_dense(lenet5_caffe, config, train, log).model
+    dense = lenet_training.train_dense(lenet5_caffe, config, train, log).model
     noisy = _train_noise(dense, config, train, log)
-    pruned = lenets.pruned_copy(noisy.model)
+    pruned = measures.pruned_copy(noisy.model)
     return {
-        "error": lenets.error(pruned, test),
-        "error_dense": lenets.error(dense, test),
-        "error_averaged": lenets.averaged_error(pruned, test),
+        "error": measures.error(pruned, test),
+        "error_dense": measures.error(dense, test),
+        "error_averaged": measures.averaged_error(pruned, test),
         "kept": _kept(pruned),
         "by_epoch": {
             "error": [row["error"] for row in noisy.history],
@@ -136,7 +136,9 @@ def add_noise(
 def _train_noise(dense: nn.Module, config: Config, train: ImageSet, log: RunLog) -> Any:
     from zeromean.training import TrainingConfig
 
-    validation = shared_networks.grey_images(config.data, "validation", lenets.LOOK_SIZE, log)
+    validation = shared_networks.grey_images(
+        config.data, "validation", lenet_training.LOOK_SIZE, log
+    )
     assert isinstance(dense, nn.Sequential)
     settings = TrainingConfig(
         epochs=config.epochs,
@@ -161,9 +163,9 @@ def _train_noise(dense: nn.Module, config: Config, train: ImageSet, log: RunLog)
 
 
 def _look(few: ImageSet, epoch: int, model: nn.Module) -> dict[str, float]:
-    pruned = lenets.pruned_copy(model)
+    pruned = measures.pruned_copy(model)
     kept = {f"kept/{layer}": count for layer, count in _kept(pruned).items()}
-    return {"error": lenets.error(pruned, few), **kept}
+    return {"error": measures.error(pruned, few), **kept}
 
 
 def _kept(pruned: nn.Module) -> dict[str, int]:

@@ -1,12 +1,11 @@
 """LeNet-5 with stochastic layers: what the experiments on MNIST have in common.
 
 Experiments that need the same network share it: it is trained once, in the folder of models, with
-the accuracies of every epoch beside it. The smoke sizes run on scikit-learn's digits, enlarged.
+the accuracies of every epoch next to it. The smoke sizes run on scikit-learn's digits, enlarged.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import zeromean as zm
-from zeromean import functional
-from zeromean.conversion.certificate import effective_log_alpha
-from zeromean.distributions.posteriors.factorized import independent
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import Author
 from zeromean.experiments.runs.log import RunLog
+from zeromean.experiments.variance_networks.measures import (
+    accuracy,
+    approximate_kl,
+    log_alphas,
+    log_likelihood,
+    look,
+)
 from zeromean.registry import NOISES, SAMPLERS
 
 if TYPE_CHECKING:
@@ -43,7 +46,6 @@ PRIORS: dict[str, Any] = {
     "student-t-sample": zm.StudentT(kl="sample"),
     "ard": zm.ARD(),
 }
-EVALUATION_BATCH = 1000
 # Validation images on which a network is watched while it trains.
 LOOK_SIZE = 2000
 # What the means are right about when they know nothing and name one class: the paper's, of the
@@ -209,52 +211,13 @@ def train(
     return Trained(result.model, result.history, data["rest"], data["test"])
 
 
-def look(few: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:
-    """What Figures 3 and 8 show of an epoch, on a few images."""
-    row: dict[str, Any] = {
-        "accuracy_mean": accuracy(model, few, 1, sampler=zm.mean),
-        "accuracy_sample": accuracy(model, few, 1, seed=epoch),
-        "accuracy_ensemble": accuracy(model, few, 10, seed=epoch),
-    }
-    if alphas := log_alphas(model):
-        row["log_alpha"] = alphas
-    dropped, certificate = drop_means(model, few.images[:200])
-    if dropped is not None:
-        images, draws = few.images[:200], 200
-        # The same noise for both, so that their difference is known better than either.
-        before = zm.sample_outputs(model, images, draws, seed=epoch).softmax(-1)
-        after = zm.sample_outputs(dropped, images, draws, seed=epoch).softmax(-1)
-        change, error = (before - after).mean(0).abs(), (before - after).std(0) / draws**0.5
-        row |= {
-            "accuracy_zero_mean": accuracy(dropped, few, 10, seed=epoch),
-            "certificate": float(certificate.mean()),
-            "change": float(change.amax(1).mean()),
-            # Image by image. Of as many comparisons as there are images, classes and epochs, not
-            # one lies five standard errors off by chance.
-            "excess": float(((change - 5 * error).amax(1) - certificate).max()),
-        }
-    return row
-
-
-def drop_means(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, Tensor]:
-    """A copy without means and its certificate for every input; None where there are no means."""
-    names = [n for n, m in zm.stochastic_layers(model).items() if m.weight.has_mean]
-    if not names:
-        return None, torch.zeros(())
-    dropped = copy.deepcopy(model)
-    certificate = zm.zero_mean_(
-        dropped, where=lambda name, layer: name in names, inputs=inputs, num_samples=5, seed=0
-    )
-    return dropped, certificate.per_input
-
-
 def measure(trained: Trained, settings: Settings) -> dict[str, Any]:
     """Everything the tables ask for."""
     model, _, train_set, test = trained
     data_term = log_likelihood(model, train_set)
     with torch.no_grad():
         kl = zm.kl_divergence(model).item()
-        kl_approx = sum(_approximate_kl(m) for m in zm.stochastic_layers(model).values())
+        kl_approx = sum(approximate_kl(m) for m in zm.stochastic_layers(model).values())
     return {
         "elbo": data_term - kl,
         "data_term": data_term,
@@ -267,16 +230,6 @@ def measure(trained: Trained, settings: Settings) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
-def log_alphas(model: nn.Module) -> dict[str, float]:
-    """log α of every layer that has means, in the mean over its weights."""
-    return {
-        name: effective_log_alpha(layer.weight)
-        for name, layer in zm.stochastic_layers(model).items()
-        if layer.weight.has_mean
-    }
-
-
 def compare(networks: Mapping[str, Network], settings: Settings, log: RunLog) -> dict[str, Any]:
     """Train networks and measure them all."""
     return {name: train_and_measure(name, networks[name], settings, log) for name in networks}
@@ -285,7 +238,7 @@ def compare(networks: Mapping[str, Network], settings: Settings, log: RunLog) ->
 def train_and_measure(
     name: str, network: Network, settings: Settings, log: RunLog, **options: Any
 ) -> dict[str, Any]:
-    """Train one network and measure it, each once, with its number of epochs beside the numbers.
+    """Train one network and measure it, each once, with its number of epochs next to the numbers.
 
     Options are those of `train`.
     """
@@ -297,60 +250,3 @@ def train_and_measure(
 def at_most(settings: SettingsT, epochs: int) -> SettingsT:
     """The same settings, with a schedule of at most so many epochs."""
     return dataclasses.replace(settings, epochs=min(settings.epochs, epochs))
-
-
-@torch.no_grad()
-def log_likelihood(model: nn.Module, data: ImageSet, num_samples: int = 10) -> float:
-    """E log p(T | X, W), summed over the objects, by samples of the noise for each."""
-    total = 0.0
-    for batch, labels in _batches(data):
-        log_proba = zm.sample_outputs(model, batch, num_samples).log_softmax(-1)
-        chosen = log_proba.gather(-1, labels.expand(num_samples, -1).unsqueeze(-1))
-        total += chosen.double().sum().item() / num_samples
-    return total
-
-
-def accuracy(
-    model: nn.Module,
-    data: ImageSet,
-    num_samples: int,
-    *,
-    sampler: Any = None,
-    seed: int | None = None,
-) -> float:
-    """Per cent of images that averaged probabilities classify."""
-    proba = torch.cat(
-        [
-            zm.predict_proba(model, batch, num_samples, sampler=sampler, seed=seed)
-            for batch, _ in _batches(data)
-        ]
-    )
-    return 100 * (proba.argmax(-1) == data.labels).double().mean().item()
-
-
-def sampled_probabilities(
-    model: nn.Module, data: ImageSet, num_samples: int, *, sampler: Any = None, seed: int = 0
-) -> Tensor:
-    """Probabilities by every sample, `(num_samples, images, classes)`.
-
-    The seed is the same for all batches: with `zm.weight` a sample is one network for all images.
-    """
-    parts = [
-        zm.sample_outputs(model, batch, num_samples, sampler=sampler, seed=seed, chunk_size=5)
-        for batch, _ in _batches(data)
-    ]
-    return torch.cat(parts, 1).softmax(-1)
-
-
-def _batches(data: ImageSet) -> list[tuple[Tensor, Tensor]]:
-    return list(
-        zip(data.images.split(EVALUATION_BATCH), data.labels.split(EVALUATION_BATCH), strict=True)
-    )
-
-
-def _approximate_kl(layer: zm.StochasticLayer) -> float:
-    """The KL to the log-uniform prior by the sigmoid fit, whatever the layer's own prior is."""
-    if not layer.weight.has_mean:
-        return 0.0
-    log_alpha = independent(layer.weight, "log α").log_alpha_per_weight()
-    return functional.log_uniform_kl_approx(log_alpha).sum().item()

@@ -17,7 +17,7 @@ SOURCE = "Neklyudov et al. (2019), section 3.3"
 NEEDS: tuple[str, ...] = ("mnist",)
 COVERS = ("paper: section 3.3",)
 VERSION = 2  # Trained on 55,000 images, the others being the validation set.
-# Bernoulli and uniform noise know no local reparameterization. Flipout gives every object noise of
+# Bernoulli and uniform noise know no local reparameterization. Flipout gives every example noise of
 # its own all the same, exactly distributed, as both are symmetric.
 NETWORKS = {
     "Gaussian": lenet.Network(prior="log-uniform"),

@@ -1,8 +1,8 @@
 """Theorem 1: how far a prediction moves when the means are dropped, and what bounds it.
 
 A network on digits is trained while log α of its middle layer is raised at a constant rate. At
-every grid value the means are dropped from a copy: the predictions' change is measured, and stands
-beside the certificate in weight space, the one in activation space, and the paper's bound (38).
+every grid value the means are dropped from a copy: the predictions' change is measured, and
+compared with the certificates in weight space and in activation space and the paper's bound (38).
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def _batch_variance(config: Config) -> list[dict[str, Any]]:
     model = _with_middle_layer(trained, partial(zm.Additive, log_variance=config.log_variance))
     order = torch.randperm(len(inputs))
     inputs, labels = inputs[order], labels[order]
-    # Averaged over objects, one object's variance needs fewer draws.
+    # Averaged over examples, one example's variance needs fewer draws.
     draws = max(5, config.draws // 5)
     alone = {
         name: [
@@ -335,5 +335,5 @@ def _with_middle_layer(model: nn.Sequential, posterior: Callable[..., zm.Posteri
         for key, value in model.state_dict().items()
     }
     stochastic.load_state_dict(state, strict=False)
-    # The batch's own statistics would tie its objects together: use the running ones.
+    # The batch's own statistics would tie its examples together: use the running ones.
     return stochastic.eval()

@@ -5,8 +5,8 @@ multipliers with a distribution to learn: `GaussianDropout` and, to remove whole
 `LogNormalDropout`.
 
 Units lie along dimension 1, as for BatchNorm: `(N, C)` or `(N, C, *)`. A multiplier is drawn for
-every object and unit and holds for all positions of a channel. With `zm.weight` one draw serves
-the whole batch, with `zm.mean` multipliers are their means. As everywhere, noise does not depend
+every example and unit and holds for all positions of a channel. With `zm.weight` one draw serves
+the whole batch, with `zm.mean` multipliers are their means. As in all layers, noise does not depend
 on `.training`.
 """
 
@@ -37,7 +37,7 @@ class UnitNoise(StochasticModule):
     """Random multipliers of the units of a layer, and a mask of the units that are left.
 
     Attributes:
-        keep: Which units are left, `(num_features,)`; the others put out exactly zero.
+        keep: Which units are left, `(num_features,)`; the others return exactly zero.
         prunable: Whether a low signal-to-noise ratio says that a unit carries nothing.
         kl_weight: Factor of the KL term.
     """
