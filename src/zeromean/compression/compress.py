@@ -75,7 +75,8 @@ def compressed_with_plan(model: nn.Module, example_inputs: Inputs | None) -> tup
     try:
         network = network_of(plain, example_inputs)
     except Exception as error:
-        compressed, plan = _layer_by_layer(plain), _plan_without_graph(model, str(error))
+        untraced = str(error) or type(error).__name__
+        compressed, plan = _layer_by_layer(plain), _plan_without_graph(model, untraced)
     else:
         found = analyse_(network, example_inputs)
         remove_units_(network, found.units, found.needs)

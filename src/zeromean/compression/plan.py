@@ -1,8 +1,9 @@
 """What `zm.compress` has decided about every layer, and why: typed, and put into words here only.
 
-The compressed network carries its plan with it, through copies and pickles, but not into files,
-which hold what predicts. What can be seen in the network itself (sizes, storage, bytes) is not in
-the plan, so that it stays true when the network is quantized later.
+The compressed network carries its plan, through copies and pickles (a copy of torch's graphs that
+comes from a pickle forgets it), but not into files, which hold what predicts. What can be seen in
+the network itself (sizes, storage, bytes) is not in the plan, so that it stays true when the
+network is quantized later.
 """
 
 from __future__ import annotations
@@ -144,13 +145,15 @@ def leave_plan_(compressed: nn.Module, plan: Plan) -> None:
     module: Any = compressed
     setattr(module, _PLAN, plan)
     if isinstance(module, fx.GraphModule):
-        module.meta[_PLAN] = plan  # Of its attributes, a copy of a graph keeps no others.
+        # A copy of a graph keeps no other attributes; a pickle keeps them all, but not these.
+        module.meta[_KEPT] = {_PLAN: plan}
 
 
 def plan_of(compressed: nn.Module) -> Plan | None:
     """The plan that a network carries; None for one from a file or from an older version."""
-    meta = compressed.meta if isinstance(compressed, fx.GraphModule) else {}
-    return vars(compressed).get(_PLAN, meta.get(_PLAN))
+    kept = compressed.meta.get(_KEPT, {}) if isinstance(compressed, fx.GraphModule) else {}
+    return vars(compressed).get(_PLAN, kept.get(_PLAN))
 
 
 _PLAN = "_compression_plan"
+_KEPT = "_user_preserved_attributes"  # torch's name

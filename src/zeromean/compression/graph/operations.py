@@ -140,6 +140,12 @@ def _pool(module: type[nn.Module], call: Any, *options: str, average: bool = Fal
     return Operation(modules=(module,), role=role, calls=calls, options=options, homogeneous=True)
 
 
+def _sum_or_product(*calls: Any, in_place: Any, product: bool = False) -> Operation:
+    return Operation(
+        calls=calls, in_place=in_place, of_one=Role.POINTWISE, of_two=Role.COMBINE, product=product
+    )
+
+
 _POOL = ("kernel_size", "stride", "padding")
 _MAX = (*_POOL, "dilation", "ceil_mode", "return_indices")
 _AVERAGE = (*_POOL, "ceil_mode", "count_include_pad")
@@ -171,7 +177,7 @@ OPERATIONS = (
     # Activation functions.
     _pointwise(
         nn.ReLU,
-        *(F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"),
+        *(F.relu, torch.relu, torch.relu_, "relu", "relu_"),
         options=("inplace",),
         homogeneous=True,
     ),
@@ -215,7 +221,6 @@ OPERATIONS = (
         options=("size", "scale_factor", "mode", "align_corners"),
         build=_build_upsample,
         homogeneous=True,
-        view=True,
     ),
     # Places of units.
     Operation(
@@ -236,25 +241,9 @@ OPERATIONS = (
     Operation(calls=(torch.sum, "sum"), of_one=Role.SUM),
     Operation(calls=(torch.cat, torch.concat, torch.concatenate), of_list=Role.CAT),
     # Arithmetic: of one tensor and numbers or of a tensor and itself, or of two.
-    Operation(
-        calls=(operator.add, torch.add, "add", "add_"),
-        in_place=operator.iadd,
-        of_one=Role.POINTWISE,
-        of_two=Role.COMBINE,
-    ),
-    Operation(
-        calls=(operator.sub, torch.sub, "sub", "sub_"),
-        in_place=operator.isub,
-        of_one=Role.POINTWISE,
-        of_two=Role.COMBINE,
-    ),
-    Operation(
-        calls=(operator.mul, torch.mul, "mul", "mul_"),
-        in_place=operator.imul,
-        of_one=Role.POINTWISE,
-        of_two=Role.COMBINE,
-        product=True,
-    ),
+    _sum_or_product(operator.add, torch.add, "add", "add_", in_place=operator.iadd),
+    _sum_or_product(operator.sub, torch.sub, "sub", "sub_", in_place=operator.isub),
+    _sum_or_product(operator.mul, torch.mul, "mul", "mul_", in_place=operator.imul, product=True),
     Operation(calls=(torch.maximum,), of_two=Role.COMBINE),
     Operation(calls=(torch.minimum,), of_two=Role.COMBINE),
     Operation(
