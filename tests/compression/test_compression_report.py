@@ -1,5 +1,7 @@
 """The report on a compression: shapes, bytes and reasons."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -59,8 +61,12 @@ def test_report_names_every_layer_with_its_units_bytes_and_fate(tmp_path):
     assert len({line.index("dense") for line in lines if " dense " in line}) == 1
     assert lines[1].split()[:4] == ["1", "784", "→", "300"]
     assert lines[-1].startswith(f"{report.original_size:,} bytes become {report.size:,}, ")
-    loaded = export.load_compressed(saved.path)
-    assert str(zm.compression_report(model, loaded)) == str(report)
+    assert not report.replanned
+    of_loaded = zm.compression_report(model, export.load_compressed(saved.path))
+    assert of_loaded == replace(report, replanned=True)
+    assert str(of_loaded).splitlines()[-2] == (
+        "The network carries no plan of its own: the notes are of compressing the model again."
+    )
 
 
 def test_report_says_why_layers_stay():
@@ -145,14 +151,21 @@ def test_report_of_what_cannot_be_traced():
     assert "No units are removed: torch.fx cannot trace the model (" in str(report)
 
 
-def test_report_refuses_another_network():
+def test_report_refuses_another_network(tmp_path):
     layers = [nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)]
     model = zero_out(nn.Sequential(*layers), 0.5)
     steps = torch.randn(2, 6, 5)
     compressed = zm.compress(model, steps)
-    assert zm.compression_report(model, compressed, steps)["1"].after == (6,)
+    report = zm.compression_report(model, compressed, steps)
+    assert report["1"].after == (6,)
+    assert zm.compression_report(model, compressed) == report  # The network carries its plan.
+    export.save_compressed(compressed, tmp_path / "m.safetensors")
+    loaded = export.load_compressed(tmp_path / "m.safetensors")
+    assert zm.compression_report(model, loaded, steps) == replace(report, replanned=True)
     with pytest.raises(ValueError, match=r"has a layer 1, .* and the example_inputs that it got"):
-        zm.compression_report(model, compressed)
+        zm.compression_report(model, loaded)
+    with pytest.raises(ValueError, match=r"does not run on example_inputs \(.*pass what model"):
+        zm.compression_report(model, loaded, torch.randn(2, 9))
     model = zero_out(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), 0.5)
     other = network(lambda self, x: self.dense(x), dense=nn.Linear(6, 3))
     compressed = zm.compress(zero_out(nn.Sequential(nn.Flatten(), *other.children()), 0.5))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
+from zeromean.compression.graph.network import Network
 from zeromean.compression.graph.trace import record_shapes_, trace
 from zeromean.compression.rewrite.fold import fold_scales_, merge_constants_
 from zeromean.compression.units.assumptions import insert_guards_
@@ -24,9 +25,8 @@ from zeromean.samplers.weights import mean
 
 @dataclass(frozen=True)
 class Analysis:
-    """A network with its multipliers in the weights, its units, and those that must stay."""
+    """The units of a network that has its multipliers in the weights, and those that must stay."""
 
-    network: fx.GraphModule
     units: dict[fx.Node, Units]
     needs: Needs
 
@@ -47,7 +47,7 @@ def run_example(model: nn.Module, example_inputs: Inputs) -> Any:
         ) from error
 
 
-def graph_of(model: nn.Module, example_inputs: Inputs | None) -> fx.GraphModule:
+def network_of(model: nn.Module, example_inputs: Inputs | None) -> Network:
     """The graph of a model; raises what `trace` raises."""
     if example_inputs is None:
         return trace(model)
@@ -55,14 +55,18 @@ def graph_of(model: nn.Module, example_inputs: Inputs | None) -> fx.GraphModule:
     return trace(model, inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
 
 
-def analyse(network: fx.GraphModule, example_inputs: Inputs | None) -> Analysis:
-    """Find what can be removed. Changes the network, but not what it computes."""
+def analyse_(network: Network, example_inputs: Inputs | None) -> Analysis:
+    """Find what can be removed. Changes the network, but not what it computes.
+
+    Units are looked for once in every state of the network.
+    """
     if example_inputs is not None:
-        with sampling(network, mean):
+        with sampling(network.module, mean):
             record_shapes_(network, *as_arguments(example_inputs))
-    recognise_flattening_(network)
-    insert_guards_(network)
-    fold_scales_(network)
-    merge_constants_(network)
     known = units(network)
-    return Analysis(network, known, needed(network, known))
+    while recognise_flattening_(network, known):
+        known = units(network)
+    for rewrite_ in (insert_guards_, fold_scales_, merge_constants_):
+        if rewrite_(network, known):
+            known = units(network)
+    return Analysis(known, needed(network, known))

@@ -6,15 +6,17 @@ import dataclasses
 import operator
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from zeromean.arguments import require_model
-from zeromean.compression.analysis import analyse, graph_of, run_example
-from zeromean.compression.graph.edit import layer_of
+from zeromean.compression.analysis import analyse_, network_of, run_example
+from zeromean.compression.graph.network import Network
+from zeromean.compression.inventory import layers_of, loose_parameters, sizes_of
+from zeromean.compression.plan import Decision, Plan, PlannedLayer, Reason, leave_plan_
 from zeromean.compression.rewrite.remove import remove_units_
 from zeromean.compression.rewrite.sparsify import choose_layers_, join_chains_, sparse_twin
 from zeromean.compression.sparsity import sparsity
@@ -53,26 +55,37 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
     require_model(model)
     _refuse_unpruned(model)
     expected = None if example_inputs is None else run_example(model, example_inputs)
-    plain = plain_copy(model)
-    try:
-        network = graph_of(plain, example_inputs)
-    except Exception as error:
+    compressed, plan = compressed_with_plan(model, example_inputs)
+    if plan.untraced:
         warnings.warn(
-            f"torch.fx cannot trace the model ({error}), so that its layers are compressed one by "
-            "one and no units are removed; keep decisions that depend on data out of forward().",
+            f"torch.fx cannot trace the model ({plan.untraced}), so that its layers are compressed "
+            "one by one and no units are removed; keep decisions that depend on data out of "
+            "forward().",
             stacklevel=2,
         )
-        compressed = _layer_by_layer(plain)
-    else:
-        found = analyse(network, example_inputs)
-        remove_units_(network, found.units, found.needs)
-        choose_layers_(network)
-        join_chains_(network)
-        compressed = _simplest(network, by_keyword=isinstance(example_inputs, Mapping))
-    compressed = compressed.eval().requires_grad_(False)
+    leave_plan_(compressed, plan)
     if example_inputs is not None:
         _compare(model, compressed, example_inputs, expected)
     return compressed
+
+
+def compressed_with_plan(model: nn.Module, example_inputs: Inputs | None) -> tuple[nn.Module, Plan]:
+    """The compressed network, which does not carry its plan yet, and the plan."""
+    plain = plain_copy(model)
+    try:
+        network = network_of(plain, example_inputs)
+    except Exception as error:
+        untraced = str(error) or type(error).__name__
+        compressed, plan = _layer_by_layer(plain), _plan_without_graph(model, untraced)
+    else:
+        found = analyse_(network, example_inputs)
+        remove_units_(network, found.units, found.needs)
+        choose_layers_(network)
+        join_chains_(network)
+        read = {str(node.target) for node in network.read_by_forward}
+        compressed, places = _simplest(network, by_keyword=isinstance(example_inputs, Mapping))
+        plan = _plan(model, network.decisions, places, read)
+    return compressed.eval().requires_grad_(False), plan
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
@@ -110,51 +123,91 @@ def _layer_by_layer(model: nn.Module) -> nn.Module:
     return replace_modules_(model, replacements)
 
 
-def _simplest(network: fx.GraphModule, *, by_keyword: bool) -> nn.Module:
-    """One module or nn.Sequential where the graph is no more than that.
+def _simplest(network: Network, *, by_keyword: bool) -> tuple[nn.Module, dict[str, str]]:
+    """One module or nn.Sequential where the graph is no more than that, and where its layers are.
 
     Args:
         by_keyword: Whether the inputs come by their names, which only a graph has.
     """
     modules: dict[str, nn.Module] = {}
-    for node in network.graph.nodes:
-        if node.op == "call_module":
-            # In the order of the graph, under the names that the layers had.
-            layer = layer_of(network, node)
-            name = node.meta.get("name", node.target)
-            while name in modules and modules[name] is not layer:
-                name += "_"
-            modules[name] = layer
-            node.meta["name"] = name
-    if _is_chain(network.graph) and not by_keyword:
-        layers = list(modules.values())
-        return layers[0] if len(layers) == 1 else nn.Sequential(OrderedDict(modules))
-    for node in network.graph.nodes:
-        if node.op == "call_module":
-            node.target = node.meta["name"]
+    calls = [node for node in network.nodes if node.op == "call_module"]
+    for node in calls:
+        # In the order of the graph, under the names that the layers had.
+        known = network[node]
+        while known.name in modules and modules[known.name] is not known.layer:
+            known.name += "_"
+        modules[known.name] = known.layer
+    if _is_chain(network) and not by_keyword:
+        if len(modules) == 1:
+            return next(iter(modules.values())), network[calls[0]].places
+        return nn.Sequential(OrderedDict(modules)), _places(network, calls)
+    for node in calls:
+        node.target = network[node].name
     attributes: dict[str, Any] = {}
-    for node in network.graph.nodes:
-        if node.op == "get_attr":
-            # Under a name of its own: the layer that it belongs to may have another one by now.
-            value = operator.attrgetter(node.target)(network)
-            name = node.target.replace(".", "_")
-            while name in modules or attributes.get(name, value) is not value:
-                name += "_"
-            attributes[name] = value
-            node.target = name
-    return fx.GraphModule({**modules, **attributes}, network.graph)
+    for node in network.read_by_forward:
+        # Under a name of its own: the layer that it belongs to may have another one by now.
+        value = operator.attrgetter(str(node.target))(network.module)
+        name = str(node.target).replace(".", "_")
+        while name in modules or attributes.get(name, value) is not value:
+            name += "_"
+        attributes[name] = value
+        node.target = name
+    graph = fx.GraphModule({**modules, **attributes}, network.module.graph)
+    return graph, _places(network, calls)
 
 
-def _is_chain(graph: fx.Graph) -> bool:
+def _places(network: Network, calls: list[fx.Node]) -> dict[str, str]:
+    """The layers of the model, and their paths among modules that have the names of calls."""
+    places: dict[str, str] = {}
+    for node in calls:
+        for layer, inside in network[node].places.items():
+            places.setdefault(layer, _path(network[node].name, inside))
+    return places
+
+
+def _is_chain(network: Network) -> bool:
     """Whether one input goes through modules, each called once, to the output."""
-    source, *calls, end = graph.nodes
+    source, *calls, end = network.nodes
     for node in calls:
         if node.op != "call_module" or node.args != (source,) or node.kwargs:
             return False
-        if node.meta.get("called_again"):
+        if network[node].called_again:
             return False
         source = node
     return end.args == (source,)
+
+
+def _plan(
+    model: nn.Module,
+    decisions: Mapping[str, Decision | None],
+    places: Mapping[str, str],
+    read: Container[str],
+) -> Plan:
+    layers: dict[str, PlannedLayer] = {}
+    for name, layer in layers_of(model).items():
+        # A part of a layer, such as the projection of attention, goes where that goes.
+        above, inside = name, ""
+        while above and above not in decisions:
+            above, _, last = above.rpartition(".")
+            inside = _path(last, inside)
+        decision = decisions.get(above, Reason.NOT_CALLED)
+        place = _path(places[above], inside) if above in places else None
+        layers[name] = PlannedLayer(sizes_of(layer), place, decision)
+    parameters = {
+        name: Reason.UNCHANGED if name in read else Reason.NOT_READ
+        for name in loose_parameters(model)
+    }
+    return Plan(layers, parameters)
+
+
+def _plan_without_graph(model: nn.Module, untraced: str) -> Plan:
+    layers = {n: PlannedLayer(sizes_of(m), n) for n, m in layers_of(model).items()}
+    parameters = dict.fromkeys(loose_parameters(model), Reason.UNCHANGED)
+    return Plan(layers, parameters, untraced)
+
+
+def _path(*names: str) -> str:
+    return ".".join(name for name in names if name)
 
 
 def _compare(model: nn.Module, compressed: nn.Module, inputs: Inputs, expected: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import require_floating, require_integer, require_model
-from zeromean.compression.graph.edit import has_hooks
+from zeromean.compression.graph.annotations import has_hooks
 from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.layers.surgery import copy_with_masks, replace_modules_
 

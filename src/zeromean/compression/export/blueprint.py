@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from zeromean.compression.export.graph_blueprint import build_graph, describe_nodes, name_in
-from zeromean.compression.graph.edit import has_hooks
+from zeromean.compression.graph.annotations import has_hooks
+from zeromean.compression.graph.operations import OPERATIONS
 from zeromean.compression.modules.adapters import RequireDim, SelectInputs
 from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.compression.rewrite.resize import resized
-from zeromean.compression.units.roles import POINTWISE
 from zeromean.distributions.posteriors.factorized import independent
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
 from zeromean.layers.dropout.unit_noise import UnitScale
@@ -191,15 +191,8 @@ _CONTAINERS: dict[str, Any] = {"Sequential": nn.Sequential, "BatchLast": BatchLa
 _LAYERS: dict[str, Any] = {
     layer.__name__: layer
     for layer in (
-        *sorted(POINTWISE, key=lambda kind: kind.__name__),
-        nn.Linear,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.ConvTranspose1d,
-        nn.ConvTranspose2d,
-        nn.ConvTranspose3d,
-        nn.Embedding,
+        *(kind for o in OPERATIONS if not o.subclasses for kind in o.modules),
+        # What compress leaves as it is, and what it makes.
         nn.BatchNorm1d,
         nn.BatchNorm2d,
         nn.BatchNorm3d,
@@ -209,32 +202,13 @@ _LAYERS: dict[str, Any] = {
         nn.LayerNorm,
         nn.RMSNorm,
         nn.GroupNorm,
-        nn.MaxPool1d,
-        nn.MaxPool2d,
-        nn.MaxPool3d,
-        nn.AvgPool1d,
-        nn.AvgPool2d,
-        nn.AvgPool3d,
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveAvgPool2d,
-        nn.AdaptiveAvgPool3d,
-        nn.AdaptiveMaxPool1d,
-        nn.AdaptiveMaxPool2d,
-        nn.AdaptiveMaxPool3d,
-        nn.Upsample,
-        nn.UpsamplingNearest2d,
-        nn.UpsamplingBilinear2d,
         nn.PixelShuffle,
         nn.ZeroPad2d,
         nn.ReflectionPad2d,
         nn.ReplicationPad2d,
         nn.Flatten,
-        nn.Unflatten,
         nn.Softmax,
         nn.LogSoftmax,
-        nn.PReLU,
-        nn.LSTM,
-        nn.GRU,
         SparseLinear,
         SparseConv2d,
         SelectInputs,

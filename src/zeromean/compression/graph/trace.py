@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Collection
 from types import NoneType
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from zeromean.compression.graph import in_place
-from zeromean.compression.graph.edit import has_hooks, layer_of, name_nodes_, replace_node_
-from zeromean.compression.graph.operations import module_for
+from zeromean.compression.graph.annotations import has_hooks
+from zeromean.compression.graph.calls import module_for
+from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.operations import IN_PLACE, role_of
+from zeromean.compression.graph.roles import Role
 from zeromean.compression.modules.adapters import RequireDim, SelectInputs
 from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
@@ -21,7 +22,7 @@ from zeromean.layers.dropout.unit_noise import UnitScale
 from zeromean.layers.stochastic_module import StochasticModule
 
 
-def trace(model: nn.Module, given: Collection[str] = ()) -> fx.GraphModule:
+def trace(model: nn.Module, given: Collection[str] = ()) -> Network:
     """The graph of a model in eval mode, with modules in place of known functions.
 
     Raises what torch.fx raises where a forward function depends on data, and ValueError where the
@@ -36,25 +37,23 @@ def trace(model: nn.Module, given: Collection[str] = ()) -> fx.GraphModule:
         model = nn.Sequential(model)
     if has_hooks(model):
         raise ValueError("the model has hooks of its own")
-    network = fx.GraphModule(model, _graph_of(model, given))
-    calls = Counter(node.target for node in network.graph.nodes if node.op == "call_module")
-    for node in network.graph.nodes:
-        if in_place.changes_what_others_read(network, node):
+    module = fx.GraphModule(model, _graph_of(model, given))
+    for node in module.graph.nodes:
+        if in_place.changes_what_others_read(module, node):
             raise ValueError(f"{node} changes in place what something else reads too")
-        node.meta["called_again"] = calls[node.target] > 1
-        node.target = in_place.OPERATORS.get(node.target, node.target)
+        node.target = IN_PLACE.get(node.target, node.target)
         if node.target is getattr and node.args[1] == "shape":
             node.op, node.target, node.args = "call_method", "size", node.args[:1]
-    name_nodes_(network, {"0": ""} if alone else {})
-    for node in list(network.graph.nodes):
-        module = module_for(node)
-        if module is not None:
-            replace_node_(network, node, module)
-    for node in list(network.graph.nodes):
-        layer = layer_of(network, node)
-        if isinstance(layer, (_DropoutNd, nn.Identity)) and not has_hooks(layer):
-            replace_node_(network, node, None)
-    network.graph.eliminate_dead_code()
+    network = Network(module, {"0": ""} if alone else {})
+    for node in network.nodes:
+        same = module_for(node)
+        if same is not None:
+            network.replace_(node, same)
+    for node in network.nodes:
+        layer = network.layer(node)
+        if layer is not None and role_of(layer) is Role.NOTHING and not has_hooks(layer):
+            network.replace_(node, None)
+    network.drop_unread_()
     return network
 
 
@@ -64,16 +63,17 @@ def is_leaf(module: nn.Module) -> bool:
     return not holder and _Tracer().is_leaf_module(module, "")
 
 
-def record_shapes_(network: fx.GraphModule, args: tuple, kwargs: dict[str, Any]) -> None:
+def record_shapes_(network: Network, args: tuple, kwargs: dict[str, Any]) -> None:
     """Note the shape that the output of every node has for an example."""
-    arguments = inspect.signature(network.forward).bind(*args, **kwargs)
+    arguments = inspect.signature(network.module.forward).bind(*args, **kwargs)
     arguments.apply_defaults()
     _ShapeRecorder(network, arguments.kwargs).run(*arguments.args)
 
 
 class _ShapeRecorder(fx.Interpreter):
-    def __init__(self, network: fx.GraphModule, keywords: dict[str, Any]):
-        super().__init__(network)
+    def __init__(self, network: Network, keywords: dict[str, Any]):
+        super().__init__(network.module)
+        self.network = network
         self.keywords = keywords
 
     def placeholder(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -84,7 +84,7 @@ class _ShapeRecorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, Tensor):
-            n.meta["shape"] = result.shape
+            self.network[n].shape = result.shape
         return result
 
 
@@ -131,5 +131,5 @@ def _method(function: Any) -> Any:
 
 _COMPRESSED = (SparseLinear, SparseConv2d, BatchLast, SelectInputs, RequireDim)
 # torch.fx takes x += y for x + y and does not show that it works in place.
-_METHODS = {f"__{function.__name__}__": _method(function) for function in in_place.OPERATORS}
+_METHODS = {f"__{function.__name__}__": _method(function) for function in IN_PLACE}
 _Proxy = type("_Proxy", (fx.Proxy,), _METHODS)

@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor, fx, nn
 
-from zeromean.compression.graph.edit import insert_behind_, layer_of, replace_node_
+from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.roles import Role
 from zeromean.compression.modules.adapters import SelectInputs
+from zeromean.compression.plan import Decision, Reader, Reason, UnitsLeft, Unknown
 from zeromean.compression.rewrite.resize import (
     depthwise_with_units,
     embedding_with_units,
@@ -19,33 +21,69 @@ from zeromean.compression.units.layout import Units
 from zeromean.compression.units.liveness import Needs, by_blocks
 from zeromean.compression.units.reading import foldable, reads, taps
 from zeromean.compression.units.recurrent import recurrent_with_units
-from zeromean.compression.units.roles import Role, role_of
-from zeromean.compression.units.states import states_read
+from zeromean.compression.units.sources import unbundled
 from zeromean.layers.dropout.unit_noise import UnitScale
 
 
-def remove_units_(network: fx.GraphModule, known: dict[fx.Node, Units], needs: Needs) -> None:
+def remove_units_(network: Network, known: dict[fx.Node, Units], needs: Needs) -> None:
     """Keep the needed units, with what the others contribute in the biases behind them."""
+    _decide_(network, needs)
     uneven = {
         node: _present_states(network, node, needs)
         for node in known
-        if role_of(network, node) is Role.STATES
+        if network.role(node) is Role.STATES
     }
     smaller = {node: _smaller(network, node, known, needs) for node in known}
     for node, present in uneven.items():
         if not present.all():
             select = SelectInputs(present.nonzero().flatten(), len(present))
-            insert_behind_(network, node, select, "_units")
+            network.insert_behind_(node, select, "_units")
     for node, module in smaller.items():
         if module is not None:
-            replace_node_(network, node, module)
+            network.replace_(node, module)
+
+
+def _decide_(network: Network, needs: Needs) -> None:
+    """Note for every layer what it loses, or why it loses nothing."""
+    # Of a layer that is called several times, the first call counts.
+    for node in reversed(network.nodes):
+        if network[node].places:
+            decision = _decision(network, node, needs)
+            network.decide_(node, decision)
+
+
+def _decision(network: Network, node: fx.Node, needs: Needs) -> Decision | None:
+    role, layer = network.role(node), network.layer(node)
+    if role is Role.OTHER:
+        return network[node].obstacle or Unknown(type(layer).__name__)
+    if role is Role.GROUPED:
+        return Reason.GROUPS
+    if node not in needs.units:
+        return None
+    need = needs.units[node]
+    gone, reader = int((~need).sum()), needs.readers.get(node)
+    counts = by_blocks(layer, need).sum(1) if role is Role.RECURRENT else need.new_zeros(1)
+    return UnitsLeft(
+        gone=0 if role in _PASSING else gone,
+        total=len(need),
+        reader=None if gone or reader is None else _reader(network, reader),
+        uneven=bool(counts.min() < counts.max()),
+    )
+
+
+def _reader(network: Network, node: fx.Node) -> Reader:
+    if node.op == "output":
+        return Reader()
+    if node.op == "call_module":
+        return Reader(network.layer_name(node), type(network.layer(node)).__name__)
+    return Reader(getattr(node.target, "__name__", str(node.target)))
 
 
 def _smaller(
-    network: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Units], needs: Needs
+    network: Network, node: fx.Node, known: dict[fx.Node, Units], needs: Needs
 ) -> nn.Module | None:
     """What a node calls without the units that nobody needs, None where nothing changes."""
-    role, layer, keep = role_of(network, node), layer_of(network, node), needs.units[node]
+    role, layer, keep = network.role(node), network.layer(node), needs.units[node]
     if role is Role.AFFINE:
         source = node.all_input_nodes[0]
         if not reads(layer, known.get(source)):
@@ -68,9 +106,9 @@ def _smaller(
 
 
 def _smaller_recurrent(
-    network: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Units], needs: Needs
+    network: Network, node: fx.Node, known: dict[fx.Node, Units], needs: Needs
 ) -> nn.Module | None:
-    layer, (source,) = layer_of(network, node), node.all_input_nodes
+    layer, (source,) = network.layer(node), node.all_input_nodes
     silent, need = known[node].constants == 0, needs.units[node]
     if reads(layer, known.get(source)):
         inputs, constants = needs.units[source], known[source].constants
@@ -84,11 +122,14 @@ def _smaller_recurrent(
     )
 
 
-def _present_states(network: fx.GraphModule, node: fx.Node, needs: Needs) -> Tensor:
+def _present_states(network: Network, node: fx.Node, needs: Needs) -> Tensor:
     """Which units are needed, among those that fill up the blocks."""
-    read = states_read(network, node)
-    assert read is not None
-    recurrent, blocks = read
-    counts = by_blocks(layer_of(network, recurrent), needs.units[recurrent]).sum(1)
+    blocks, recurrent = network[node].blocks, unbundled(network, node.all_input_nodes[0])
+    assert blocks is not None
+    counts = by_blocks(network.layer(recurrent), needs.units[recurrent]).sum(1)
     size, picked = int(counts.max()), counts[blocks.start : blocks.stop]
     return (torch.arange(size, device=picked.device) < picked.unsqueeze(1)).flatten()
+
+
+# What they lose is what those in front of them lose.
+_PASSING = {Role.NORM, Role.SCALE}

@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from zeromean.compression.graph.edit import has_hooks, insert_, layer_of, replace_node_
+from zeromean.compression.graph.annotations import has_hooks
+from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.operations import role_of
+from zeromean.compression.graph.roles import Role
 from zeromean.compression.modules.adapters import SelectInputs
 from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear, is_simple
 from zeromean.compression.rewrite.resize import with_units
 from zeromean.compression.units.reading import taps
 from zeromean.compression.units.recurrent import inputs_read, recurrent_with_inputs
-from zeromean.compression.units.roles import Role, is_pointwise, role_of
 from zeromean.layers.linear import Linear
 
 # Rules from measurements on one thread, for batches from 1 to 256.
@@ -25,10 +27,10 @@ _FEW_CHANNELS = 4  # on which torch's convolutions are slow, with the pooling be
 _PART_WORTH_SELECTING = 1 / 4  # smallest part of the inputs that nobody reads
 
 
-def choose_layers_(network: fx.GraphModule) -> None:
+def choose_layers_(network: Network) -> None:
     """Make layers sparse where that is faster, and select inputs in front of the dense ones."""
-    for node in list(network.graph.nodes):
-        role, layer = role_of(network, node), layer_of(network, node)
+    for node in network.nodes:
+        role, layer = network.role(node), network.layer(node)
         if role is Role.RECURRENT:
             read = inputs_read(layer)
             if _pays_to_select(read):
@@ -51,22 +53,22 @@ def sparse_twin(layer: Any) -> Any:
     return layer
 
 
-def join_chains_(network: fx.GraphModule) -> None:
+def join_chains_(network: Network) -> None:
     """Make one `BatchLast` of modules that follow each other, where one of them is sparse."""
     joined: set[fx.Node] = set()
-    for node in list(network.graph.nodes):
+    for node in network.nodes:
         if node in joined:
             continue
         chain = _chain_from(network, node)
-        modules = [layer_of(network, member) for member in chain]
+        modules = [network.layer(member) for member in chain]
         if any(isinstance(module, (SparseLinear, SparseConv2d)) for module in modules):
             joined.update(chain)
             _join_(network, chain, modules)
 
 
-def _chain_from(network: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
+def _chain_from(network: Network, node: fx.Node) -> list[fx.Node]:
     """The longest chain that starts at a node: a layer, with the Flatten in front of it."""
-    layer = layer_of(network, node)
+    layer = network.layer(node)
     if layer is None or has_hooks(layer):
         return []
     if type(layer) is nn.Conv2d:
@@ -79,18 +81,18 @@ def _chain_from(network: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
         return []
     chain = [node]
     source = node.all_input_nodes[0]
-    if not images and _is_flatten(layer_of(network, source)) and len(source.users) == 1:
+    if not images and _is_flatten(network.layer(source)) and len(source.users) == 1:
         chain.insert(0, source)
     while len(chain[-1].users) == 1:
         (user,) = chain[-1].users
-        layer = layer_of(network, user)
+        layer = network.layer(user)
         if len(user.all_input_nodes) != 1 or len(user.args) != 1 or user.kwargs:
             break
         if layer is None or has_hooks(layer):
             break
         if images and _is_flatten(layer):
             images = False
-        elif not (is_pointwise(layer) or _fits(layer, images)):
+        elif not (role_of(layer) is Role.POINTWISE or _fits(layer, images)):
             break
         chain.append(user)
     return chain
@@ -105,24 +107,20 @@ def _fits(layer: Any, images: bool) -> bool:
     return type(layer) is SparseConv2d
 
 
-def _join_(network: fx.GraphModule, chain: list[fx.Node], modules: list[Any]) -> None:
+def _join_(network: Network, chain: list[fx.Node], modules: list[Any]) -> None:
     steps: dict[str, nn.Module] = {}
     for node, module in zip(chain, modules, strict=True):
-        name = node.meta.get("name", node.name)
+        name = network[node].name
         while name in steps:  # A module that is called twice.
             name += "_"
         steps[name] = SparseConv2d(module) if type(module) is nn.Conv2d else module
-    joined = insert_(network, chain[0], BatchLast(steps))
-    joined.meta["name"] = chain[0].meta.get("name", chain[0].name)
-    chain[-1].replace_all_uses_with(joined)
-    for node in reversed(chain):
-        network.graph.erase_node(node)
+    network.join_(chain, BatchLast(steps), list(steps))
 
 
-def _choose_affine_(network: fx.GraphModule, node: fx.Node, layer: Any) -> None:
+def _choose_affine_(network: Network, node: fx.Node, layer: Any) -> None:
     twin = sparse_twin(layer)
     if twin is not layer:
-        replace_node_(network, node, twin)
+        network.replace_(node, twin)
     elif isinstance(layer, (nn.Linear, Linear)):
         weight = taps(layer)
         read = (weight != 0).any(2).any(0)
@@ -135,13 +133,10 @@ def _pays_to_select(read: Tensor) -> bool:
     return bool(read.any()) and float((~read).float().mean()) >= _PART_WORTH_SELECTING
 
 
-def _select_inputs_(
-    network: fx.GraphModule, node: fx.Node, read: Tensor, smaller: nn.Module
-) -> None:
+def _select_inputs_(network: Network, node: fx.Node, read: Tensor, smaller: nn.Module) -> None:
     select = SelectInputs(read.nonzero().flatten(), len(read))
-    select = insert_(network, node, select, "_inputs")
-    node.replace_input_with(node.all_input_nodes[0], select)
-    replace_node_(network, node, smaller)
+    network.select_input_(node, select, "_inputs")
+    network.replace_(node, smaller)
 
 
 def _is_flatten(layer: Any) -> bool:

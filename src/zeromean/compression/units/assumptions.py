@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from zeromean.compression.graph.edit import insert_behind_, layer_of
+from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.roles import Role
 from zeromean.compression.modules.adapters import RequireDim
-from zeromean.compression.units.constants import units
-from zeromean.compression.units.layout import Dims
-from zeromean.compression.units.roles import Role, role_of, unit_sources
+from zeromean.compression.units.layout import Dims, Units
+from zeromean.compression.units.sources import unit_sources
 from zeromean.layers.linear import Linear
 
 
-def insert_guards_(network: fx.GraphModule) -> None:
-    """Check dimensions wherever our idea of where the units lie holds for some numbers only."""
-    known = units(network)
+def insert_guards_(network: Network, known: dict[fx.Node, Units]) -> bool:
+    """Check dimensions wherever our idea of where the units lie holds for some numbers only.
+
+    Returns whether it has changed the network.
+    """
     wanted: dict[fx.Node, Dims] = {}
     for node, found in known.items():
         if found.assumes is not None:
@@ -23,13 +25,14 @@ def insert_guards_(network: fx.GraphModule) -> None:
                     origin = _origin(network, source)
                     wanted[origin] = _both(wanted.get(origin, found.assumes), found.assumes)
     for node, dims in wanted.items():
-        insert_behind_(network, node, RequireDim(*dims), "_dims")
+        network.insert_behind_(node, RequireDim(*dims), "_dims")
+    return bool(wanted)
 
 
-def _origin(network: fx.GraphModule, node: fx.Node) -> fx.Node:
+def _origin(network: Network, node: fx.Node) -> fx.Node:
     """The first node that has the dimensions of another one, in front of its linear layers."""
     while True:
-        role, layer = role_of(network, node), layer_of(network, node)
+        role, layer = network.role(node), network.layer(node)
         linear = role is Role.AFFINE and isinstance(layer, (nn.Linear, Linear))
         if not linear and role not in (Role.POINTWISE, Role.NORM, Role.SCALE):
             return node

@@ -16,36 +16,29 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from zeromean.compression.graph.edit import layer_of
-from zeromean.compression.units.layout import Units, rearranged
+from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.roles import Role
+from zeromean.compression.units.layout import REARRANGING, Units, concatenated_dim, rearranged
 from zeromean.compression.units.reading import foldable, reads, scale_and_shift, taps
 from zeromean.compression.units.recurrent import silent_units
-from zeromean.compression.units.roles import (
-    PRODUCTS,
-    Role,
-    concatenated_dim,
-    features_behind,
-    role_of,
-    unit_sources,
-)
-from zeromean.compression.units.states import states_read
+from zeromean.compression.units.sources import features_behind, unbundled, unit_sources
 from zeromean.distributions.posteriors.factorized import independent
 from zeromean.layers.linear import Linear
 from zeromean.layers.stochastic_layer import StochasticLayer
 
 
-def units(network: fx.GraphModule) -> dict[fx.Node, Units]:
+def units(network: Network) -> dict[fx.Node, Units]:
     """The units of every node whose output has such."""
     known: dict[fx.Node, Units] = {}
-    for node in network.graph.nodes:
+    for node in network.nodes:
         found = _units_of(network, node, known)
-        if found is not None and (found := _as_seen(node, found)):
+        if found is not None and (found := _as_seen(network, node, found)):
             known[node] = found
     return known
 
 
-def _units_of(network: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Units]) -> Units | None:
-    role, layer = role_of(network, node), layer_of(network, node)
+def _units_of(network: Network, node: fx.Node, known: dict[fx.Node, Units]) -> Units | None:
+    role, layer = network.role(node), network.layer(node)
     sources = [known.get(source) for source in unit_sources(network, node)]
     sources = [None if s is None else replace(s, assumes=None) for s in sources]
     if role is Role.AFFINE:
@@ -71,13 +64,19 @@ def _units_of(network: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Units
     if role is Role.AVERAGE_POOL:
         return None if source.last else _averaged(layer, source)
     if role is Role.FLATTEN:
-        shape = node.meta.get("shape")
+        shape = network[node].shape
         return _flattened(source, shape[1] if shape else features_behind(network, node))
-    if role is Role.REARRANGE:
-        return rearranged(node, layer, source)
+    if role is Role.GUARD:
+        return source
+    if role in REARRANGING:
+        return rearranged(role, node, source)
     if role is Role.STATES:
         return _states(network, node, source)
-    return _concatenated(node, complete) if role is Role.CAT else _combined(node, *complete)
+    if role is Role.CAT:
+        return _concatenated(node, complete)
+    operation = network[node].operation
+    assert operation is not None
+    return _combined(node, *complete, product=operation.product)
 
 
 def _affine(layer: Any, source: Units | None, dims: tuple[int | None, bool]) -> Units:
@@ -128,11 +127,10 @@ def _recurrent(layer: Any, source: Units | None) -> Units:
     return Units(inputs.new_zeros(()).where(silent, math.nan), True, None, False)
 
 
-def _states(network: fx.GraphModule, node: fx.Node, source: Units) -> Units:
-    read = states_read(network, node)
-    assert read is not None
-    recurrent, blocks = read
-    size = layer_of(network, recurrent).hidden_size
+def _states(network: Network, node: fx.Node, source: Units) -> Units:
+    blocks, recurrent = network[node].blocks, unbundled(network, node.all_input_nodes[0])
+    assert blocks is not None
+    size = network.layer(recurrent).hidden_size
     part = source.constants[blocks.start * size : blocks.stop * size]
     of_all_steps = node.all_input_nodes[0] is recurrent
     return Units(part, True, _DIMS_OF_SEQUENCES if of_all_steps else 2, False)
@@ -196,7 +194,7 @@ def _concatenated(node: fx.Node, sources: list[Units]) -> Units | None:
     return supposed.with_constants(torch.cat([s.constants for s in sources]))
 
 
-def _combined(node: fx.Node, first: Units, second: Units) -> Units | None:
+def _combined(node: fx.Node, first: Units, second: Units, *, product: bool) -> Units | None:
     if (first.last, len(first)) != (second.last, len(second)):
         return None
     same = first.dims == second.dims
@@ -204,15 +202,15 @@ def _combined(node: fx.Node, first: Units, second: Units) -> Units | None:
         return None
     ours, theirs = first.constants, second.constants
     values = _called(node, iter((ours, theirs)))
-    if node.target in PRODUCTS:
+    if product:
         values = torch.where((ours == 0) | (theirs == 0), 0.0, values)
     proven = same and first.proven and second.proven
     return replace(first, constants=values, dims=first.dims if same else None, proven=proven)
 
 
-def _as_seen(node: fx.Node, found: Units) -> Units | None:
+def _as_seen(network: Network, node: fx.Node, found: Units) -> Units | None:
     """With the dimensions that the node had for an example."""
-    shape = node.meta.get("shape")
+    shape = network[node].shape
     if shape is None:
         return found
     if not found.proven:
@@ -222,13 +220,13 @@ def _as_seen(node: fx.Node, found: Units) -> Units | None:
 
 
 def _dims_in_front(
-    network: fx.GraphModule, node: fx.Node, source: Units | None
+    network: Network, node: fx.Node, source: Units | None
 ) -> tuple[int | None, bool]:
     """How many dimensions the input of a node has, and whether for every input."""
     if source is not None and source.dims is not None:
         return source.dims, source.proven
     before = node.all_input_nodes[0]
-    if role_of(network, before) is Role.FLATTEN:
+    if network.role(before) is Role.FLATTEN:
         return 2, True
     if before.op == "call_method" and before.target in ("view", "reshape") and len(before.args) > 2:
         return len(before.args) - 1, True

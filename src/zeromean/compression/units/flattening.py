@@ -7,23 +7,30 @@ from typing import Any
 
 from torch import fx, nn
 
-from zeromean.compression.graph.edit import replace_node_
-from zeromean.compression.units.constants import units
-from zeromean.compression.units.layout import Units
-from zeromean.compression.units.roles import Role, concatenated_dim, features_behind, role_of
+from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.roles import Role
+from zeromean.compression.units.layout import Units, concatenated_dim
+from zeromean.compression.units.sources import features_behind
 
 
-def recognise_flattening_(network: fx.GraphModule) -> None:
-    """Replace views by modules that say what happens to the units."""
-    for node in list(network.graph.nodes):
+def recognise_flattening_(network: Network, known: dict[fx.Node, Units]) -> bool:
+    """Replace views by modules that say what happens to the units.
+
+    Returns whether it has changed the network: then more is known of the views behind.
+    """
+    changed = False
+    for node in network.nodes:
         if node.op == "call_method" and node.target in ("view", "reshape"):
-            module = _flatten_for(network, node)
+            module = _flatten_for(network, node, known)
             if module is not None:
-                replace_node_(network, node, module)
-    network.graph.eliminate_dead_code()  # What asked for the sizes of tensors to flatten.
+                network.replace_(node, module)
+                changed = True
+    if changed:
+        network.drop_unread_()  # What asked for the sizes of tensors to flatten.
+    return changed
 
 
-def _flatten_for(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+def _flatten_for(network: Network, node: fx.Node, known: dict[fx.Node, Units]) -> nn.Module | None:
     source: Any = node.args[0]
     sizes: Any = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
@@ -36,11 +43,11 @@ def _flatten_for(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
         return nn.Flatten()
     if not (by_batch or first == -1) or not isinstance(second, int):
         return None
-    return _flatten_to(network, node, units(network).get(source), second)
+    return _flatten_to(network, node, known.get(source), second)
 
 
 def _flatten_to(
-    network: fx.GraphModule, node: fx.Node, source: Units | None, features: int
+    network: Network, node: fx.Node, source: Units | None, features: int
 ) -> nn.Module | None:
     """For x.view(-1, features)."""
     if source is None:
@@ -51,11 +58,11 @@ def _flatten_to(
         return None
     # It might cut objects into pieces. Without an example that shows it, the layer behind will
     # refuse what Flatten makes of them.
-    shape = node.all_input_nodes[0].meta.get("shape")
+    shape = network[node.all_input_nodes[0]].shape
     return nn.Flatten() if shape is None or shape[1:].numel() == features else None
 
 
-def _is_batch_size(network: fx.GraphModule, size: Any, of: fx.Node) -> bool:
+def _is_batch_size(network: Network, size: Any, of: fx.Node) -> bool:
     """x.size(0), x.size()[0] or x.shape[0], of a tensor that has its batch from x."""
     if size.target is operator.getitem:
         size, dim = size.args
@@ -66,14 +73,14 @@ def _is_batch_size(network: fx.GraphModule, size: Any, of: fx.Node) -> bool:
     return dim == 0 and _have_one_batch(network, size.all_input_nodes[0], of)
 
 
-def _have_one_batch(network: fx.GraphModule, before: fx.Node, node: fx.Node) -> bool:
+def _have_one_batch(network: Network, before: fx.Node, node: fx.Node) -> bool:
     """Whether everything that a node is made from comes from another one, object by object."""
     ahead, seen = [node], {before}
     while ahead:
         here = ahead.pop()
         if here in seen:
             continue
-        role = role_of(network, here)
+        role = network.role(here)
         if role not in _OBJECT_BY_OBJECT:
             return False
         if role is Role.CAT and not (concatenated_dim(here) == -1 or concatenated_dim(here) > 0):

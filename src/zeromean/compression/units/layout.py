@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from zeromean.compression.modules.adapters import RequireDim
+from zeromean.compression.graph.roles import Role
 
 # The fewest and the most dimensions that a tensor may have.
 Dims = tuple[int, int | None]
@@ -46,32 +46,34 @@ class Units:
         return replace(self, constants=constants)
 
 
-def rearranged(node: fx.Node, layer: nn.Module | None, source: Units) -> Units | None:
+def rearranged(role: Role, node: fx.Node, source: Units) -> Units | None:
     """The units behind a node that picks, reduces or permutes positions; None if it cuts them."""
-    if isinstance(layer, RequireDim):
-        return source
-    if isinstance(layer, nn.Flatten):  # All dimensions but the last.
+    if role is Role.MERGE:  # All dimensions but the last.
         return replace(source, dims=2, proven=True) if source.last else None
-    name = getattr(node.target, "__name__", node.target)
     options = dict(node.kwargs)
     keepdim = options.pop("keepdim", node.args[2] if len(node.args) > 2 else False)
     arguments = [*node.args[1:], *options.values()]
     if not arguments or options.keys() - {"dim", "start_dim"}:
         return None
-    if name == "getitem":
+    if role is Role.PICK:
         return _picked(source, arguments[0])
-    if name == "flatten":
+    if role is Role.JOIN:
         return _joined(source) if arguments in ([2], [2, -1]) else None
-    if name == "permute":
+    if role is Role.PERMUTE:
         order = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
         return _permuted(source, list(order))
-    if name == "transpose":
+    if role is Role.TRANSPOSE:
         return _transposed(source, *arguments) if len(arguments) == 2 else None
     reduced = _reduced(source, arguments[0], bool(keepdim))
-    if reduced is None or name != "sum":
+    if reduced is None or role is Role.REDUCE:
         return reduced
     # How much a constant adds up to depends on the number of positions.
     return reduced.with_constants(torch.where(reduced.constants == 0, 0.0, math.nan))
+
+
+def concatenated_dim(node: fx.Node) -> Any:
+    """Along which dimension a node concatenates."""
+    return node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
 
 
 def _picked(source: Units, index: Any) -> Units | None:
@@ -141,3 +143,14 @@ def _with_fewer_dims(source: Units, number: int) -> Units:
         return source
     dims = source.dims - number
     return replace(source, dims=dims, last=source.last or dims == 2)
+
+
+REARRANGING = {
+    Role.MERGE,
+    Role.PICK,
+    Role.JOIN,
+    Role.PERMUTE,
+    Role.TRANSPOSE,
+    Role.REDUCE,
+    Role.SUM,
+}

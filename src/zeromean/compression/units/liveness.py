@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from zeromean.compression.graph.edit import layer_of
+from zeromean.compression.graph.annotations import blocks_of
+from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.roles import Role
 from zeromean.compression.units.layout import Units
 from zeromean.compression.units.reading import foldable, reads, taps
 from zeromean.compression.units.recurrent import spread_needs_
-from zeromean.compression.units.roles import Role, role_of, unit_sources
-from zeromean.compression.units.states import blocks_of, bundle_of, states_read
+from zeromean.compression.units.sources import unbundled, unit_sources
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Needs:
     readers: dict[fx.Node, fx.Node]
 
 
-def needed(network: fx.GraphModule, known: dict[fx.Node, Units]) -> Needs:
+def needed(network: Network, known: dict[fx.Node, Units]) -> Needs:
     """Which units must be there: of every node at least one, so that shapes stay whole."""
     units = {n: torch.zeros_like(u.constants, dtype=torch.bool) for n, u in known.items()}
     needs = Needs(units, {})
@@ -51,12 +52,12 @@ def by_blocks(layer: Any, flags: Tensor) -> Tensor:
     return flags.view(blocks_of(layer), -1)
 
 
-def _spread_(network: fx.GraphModule, known: dict[fx.Node, Units], needs: Needs) -> None:
+def _spread_(network: Network, known: dict[fx.Node, Units], needs: Needs) -> None:
     """From what is read to what must be there, until nothing changes."""
     before = -1
     while before != (before := sum(int(need.sum()) for need in needs.units.values())):
-        for node in reversed(network.graph.nodes):
-            role = role_of(network, node)
+        for node in reversed(network.nodes):
+            role = network.role(node)
             if _needs_all_channels(network, node, known):
                 needs.units[node].fill_(True)
             if role is Role.RECURRENT:
@@ -70,9 +71,9 @@ def _spread_(network: fx.GraphModule, known: dict[fx.Node, Units], needs: Needs)
 
 
 def _spread_recurrent_(
-    network: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Units], needs: Needs
+    network: Network, node: fx.Node, known: dict[fx.Node, Units], needs: Needs
 ) -> None:
-    layer, (source,) = layer_of(network, node), node.all_input_nodes
+    layer, (source,) = network.layer(node), node.all_input_nodes
     silent = by_blocks(layer, known[node].constants == 0)
     inputs = spread_needs_(layer, silent, by_blocks(layer, needs.units[node]))
     if not reads(layer, known.get(source)):
@@ -82,13 +83,13 @@ def _spread_recurrent_(
 
 
 def _spread_to_(
-    network: fx.GraphModule,
+    network: Network,
     node: fx.Node,
     source: fx.Node,
     known: dict[fx.Node, Units],
     needs: Needs,
 ) -> None:
-    role, layer = role_of(network, node), layer_of(network, node)
+    role, layer = network.role(node), network.layer(node)
     makes = role in (Role.AFFINE, Role.DEPTHWISE)
     if node not in known or role is Role.GROUPED or (makes and not reads(layer, known[source])):
         _need_all_(network, source, node, needs)
@@ -116,34 +117,31 @@ def _spread_to_(
     ours |= theirs
 
 
-def _needs_all_channels(
-    network: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Units]
-) -> bool:
+def _needs_all_channels(network: Network, node: fx.Node, known: dict[fx.Node, Units]) -> bool:
     """Whether a convolution of groups keeps all its outputs, for it must keep all its inputs."""
-    role = role_of(network, node)
+    role = network.role(node)
     if role is not Role.DEPTHWISE:
         return role is Role.GROUPED
-    return not reads(layer_of(network, node), known.get(node.all_input_nodes[0]))
+    return not reads(network.layer(node), known.get(node.all_input_nodes[0]))
 
 
-def _need_all_(network: fx.GraphModule, source: fx.Node, reader: fx.Node, needs: Needs) -> None:
-    source = bundle_of(network, source) or source
+def _need_all_(network: Network, source: fx.Node, reader: fx.Node, needs: Needs) -> None:
+    source = unbundled(network, source)
     if source in needs.units:
         needs.units[source].fill_(True)
         needs.readers.setdefault(source, reader)
 
 
-def _states_of(network: fx.GraphModule, node: fx.Node, hidden: Tensor) -> Tensor:
+def _states_of(network: Network, node: fx.Node, hidden: Tensor) -> Tensor:
     """The flags of the units that a node picks, of all units of a recurrent layer."""
-    read = states_read(network, node)
-    assert read is not None
-    recurrent, blocks = read
-    picked = by_blocks(layer_of(network, recurrent), hidden)[blocks.start : blocks.stop]
+    blocks, recurrent = network[node].blocks, unbundled(network, node.all_input_nodes[0])
+    assert blocks is not None
+    picked = by_blocks(network.layer(recurrent), hidden)[blocks.start : blocks.stop]
     return picked.view(-1)
 
 
 def _part_of(
-    network: fx.GraphModule,
+    network: Network,
     node: fx.Node,
     source: fx.Node,
     known: dict[fx.Node, Units],
