@@ -15,7 +15,6 @@ from typing import Any
 MOVED: dict[str, tuple[str, ...]] = {
     "batchnorm": ("conversion.batchnorm",),
     "certificate": ("conversion.certificate",),
-    "cli": ("experiments.cli",),
     "compression.adapters": ("compression.modules.adapters",),
     "compression.batch_last": ("compression.modules.batch_last",),
     "compression.sparse_layers": ("compression.modules.sparse_layers",),
@@ -24,6 +23,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "demo": ("experiments.demo",),
     "dropout": ("layers.dropout",),
     "experiments.claims": ("experiments.runs.claims",),
+    "experiments.cli": ("cli",),
     "experiments.figure": ("experiments.runs.figure",),
     "experiments.run_log": ("experiments.runs.log",),
     "experiments.runner": ("experiments.runs.runner",),
