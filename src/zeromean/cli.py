@@ -1,4 +1,4 @@
-"""The command line: `zeromean demo | list | run | verify | data | report`, or `python -m zeromean`.
+"""The command line: `zeromean NAME …`, or `python -m zeromean NAME …`.
 
 A command is a dataclass, which tyro turns into options, with a `run` method that imports what it
 needs (so that `--help` stays fast) and returns an exit code. `COMMANDS` lists them: those of
@@ -14,7 +14,10 @@ from importlib.util import find_spec
 from typing import Protocol
 
 import zeromean
+from zeromean.commands.doctor import Doctor
+from zeromean.commands.inspect import Inspect
 from zeromean.commands.messages import refuse
+from zeromean.commands.predict import Predict
 from zeromean.experiments.commands.data import Data
 from zeromean.experiments.commands.demo import Demo
 from zeromean.experiments.commands.listing import List
@@ -35,6 +38,9 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Callable[..., Command]] = {
     "demo": Demo,
+    "predict": Predict,
+    "inspect": Inspect,
+    "doctor": Doctor,
     "list": List,
     "run": Run,
     "verify": Verify,
@@ -46,18 +52,21 @@ COMMANDS: dict[str, Callable[..., Command]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0; 1 where `verify` finds a difference; 2 for what the user can mend; 130 for Ctrl-C.
+    0; 1 where `verify` finds a difference, or `doctor` a torch that does not work; 2 for what the
+    user can mend; 130 for Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"zeromean {zeromean.__version__}")
         return 0
-    missing = [name for name in REQUIREMENTS if find_spec(name) is None]
-    if missing:
-        return refuse(how_to_install(f"the command line needs {', '.join(missing)}", "cli"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Not every terminal knows α and ±.
+    if arguments[:1] == ["doctor"]:  # It says what is missing, whatever is.
+        return Doctor.from_arguments(arguments[1:]).run()
+    missing = [name for name in REQUIREMENTS if find_spec(name) is None]
+    if missing:
+        return refuse(how_to_install(f"the command line needs {', '.join(missing)}", "cli"))
     try:
         return _parse(arguments).run()
     except KeyboardInterrupt:
@@ -74,10 +83,14 @@ def _parse(arguments: list[str]) -> Command:
     if arguments[:1] == ["run"] and len(arguments) > 1 and not arguments[1].startswith("-"):
         return parse_run(arguments[1], arguments[2:])
 
+    config = (tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff)
+    if arguments and arguments[0] in COMMANDS:  # Without the options of all the others.
+        name = arguments[0]
+        return tyro.cli(COMMANDS[name], prog=f"zeromean {name}", args=arguments[1:], config=config)
     return tyro.extras.subcommand_cli_from_dict(
         COMMANDS,
         prog="zeromean",
         description="Networks whose weights are random. `zeromean --version` prints the version.",
         args=arguments,
-        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff),
+        config=config,
     )

@@ -6,10 +6,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 # Documented in 0.1: the old module, and those that have what it had.
 MOVED: dict[str, tuple[str, ...]] = {
@@ -66,13 +65,15 @@ class Package(ModuleType):
             super().__setattr__(name, value)
 
 
-class _OldPaths(MetaPathFinder, Loader):
+class _OldPaths:
+    # Without the base classes of importlib.abc, whose import takes longer than all of this package.
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
         if package == "zeromean" and name in MOVED:
-            return ModuleSpec(fullname, self)
+            return ModuleSpec(fullname, cast(Any, self))
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

@@ -27,7 +27,6 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -215,6 +214,8 @@ def command(name: str, config: Any) -> str:
 
 def environment() -> dict[str, Any]:
     """What a number may depend on."""
+    from importlib import metadata
+
     import torch
 
     versions = {}
