@@ -8,7 +8,7 @@ BENCH := .bench/venv
 BENCH_READY := $(BENCH)/.ready
 JOBS ?= 2
 
-.PHONY: demo test test-portable lint format types docs results bench bench-env clean
+.PHONY: demo test test-portable lint format types docs package results bench bench-env clean
 
 demo: $(READY)
 	$(BIN)/zeromean demo
@@ -33,6 +33,10 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
+
+# Wheel and sdist in dist/, checked, and used in a fresh virtual environment.
+package: $(READY)
+	$(BIN)/python tools/package.py
 
 # The tables of README and documentation and a page with figures, from the committed records.
 results: $(READY)

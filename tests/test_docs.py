@@ -116,7 +116,7 @@ def test_pages_load_nothing_from_elsewhere():
 
 def test_results_are_those_of_the_records(tmp_path):
     pytest.importorskip("jinja2")
-    from zeromean.experiments import cli
+    from zeromean import cli
 
     options = ["--results", str(DOCS.parent / "results" / "experiments")]
     options += ["--output", str(tmp_path / "report.html"), "--markdown", str(tmp_path / "a.md")]

@@ -31,11 +31,13 @@ ORDER = (
     "export",
     "training",
     "estimators",
+    "commands",
     "experiments",
+    "cli",
 )
 HEAVY = ("torch", "numpy", "lightning", "sklearn", "matplotlib", "plotly")
 # They use the library as its users do.
-MAY_IMPORT_EVERYTHING = ("experiments",)
+MAY_IMPORT_EVERYTHING = ("commands", "experiments", "cli")
 
 
 def modules():
@@ -120,9 +122,9 @@ def test_names_are_those_that_type_checkers_see():
     "code",
     [
         "import zeromean",
-        "from zeromean.experiments.cli import main; main(['--help'])",
-        "from zeromean.experiments.cli import main; main(['list', '--runs', 'nowhere'])",
-        "from zeromean.experiments.cli import main; main(['run', 'no_such_thing'])",
+        "from zeromean.cli import main; main(['--help'])",
+        "from zeromean.cli import main; main(['list', '--runs', 'nowhere'])",
+        "from zeromean.cli import main; main(['run', 'no_such_thing'])",
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_used(processes, code):

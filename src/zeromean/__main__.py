@@ -2,6 +2,6 @@
 
 import sys
 
-from zeromean.experiments.cli import main
+from zeromean.cli import main
 
 sys.exit(main())

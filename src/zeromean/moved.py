@@ -6,16 +6,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 # Documented in 0.1: the old module, and those that have what it had.
 MOVED: dict[str, tuple[str, ...]] = {
     "batchnorm": ("conversion.batchnorm",),
     "certificate": ("conversion.certificate",),
-    "cli": ("experiments.cli",),
     "compression.adapters": ("compression.modules.adapters",),
     "compression.batch_last": ("compression.modules.batch_last",),
     "compression.sparse_layers": ("compression.modules.sparse_layers",),
@@ -24,6 +22,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "demo": ("experiments.demo",),
     "dropout": ("layers.dropout",),
     "experiments.claims": ("experiments.runs.claims",),
+    "experiments.cli": ("cli",),
     "experiments.figure": ("experiments.runs.figure",),
     "experiments.run_log": ("experiments.runs.log", "experiments.runs.json_files"),
     "experiments.runner": (
@@ -71,13 +70,15 @@ class Package(ModuleType):
             super().__setattr__(name, value)
 
 
-class _OldPaths(MetaPathFinder, Loader):
+class _OldPaths:
+    # Without the base classes of importlib.abc, whose import takes longer than all of this package.
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
         if package == "zeromean" and name in MOVED:
-            return ModuleSpec(fullname, self)
+            return ModuleSpec(fullname, cast(Any, self))
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

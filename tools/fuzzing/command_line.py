@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fuzzing.outcomes import CHECKED, REFUSED, require
 from fuzzing.records import call
-from zeromean.experiments import cli, registry
+from zeromean import cli
+from zeromean.experiments import registry
 
 # A whole run of it takes a part of a second.
 CHEAP = ("fig2",)

@@ -14,7 +14,7 @@ from typing import Any
 
 from file_fuzzer import cut_and_paste, flip_bits, mutated
 from fuzzing.outcomes import CHECKED, REFUSED, require
-from zeromean.experiments import cli
+from zeromean import cli
 
 ROOT = Path(__file__).parents[2]
 # The experiment that is run, and records next to it.

@@ -47,7 +47,7 @@ from zeromean.registry import (
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 # 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
 FORMAT_VERSION = 4
-_HEADER = "zeromean"
+HEADER = "zeromean"  # Under which a file has it, and by which it is known.
 # What a header says of a layer besides the arguments of its posterior.
 _OF_LAYER = ("layer", "posterior", "noise", "prior", "sampler", "tied_to")
 
@@ -68,7 +68,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "layers": _describe_layers(model),
         "shared_posteriors": _shared_posteriors(model),
     }
-    write_safetensors(path, tensors, {_HEADER: json.dumps(header)})
+    write_safetensors(path, tensors, {HEADER: json.dumps(header)})
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -84,7 +84,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             as it is.
     """
     require_model(model)
-    text, tensors = read_safetensors(path, _HEADER, "zm.save")
+    text, tensors = read_safetensors(path, HEADER, "zm.save")
     model = copy.deepcopy(model)
     header = parse_header(text, path, FORMAT_VERSION)
     try:
@@ -263,15 +263,15 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
             )
         if isinstance(module, nn.RNNBase):
             rebuilt[name] = replacements[found] = recurrent_twin(
-                module, _posterior(settings), _prior(settings["prior"]), of_recurrent
+                module, posterior_factory(settings), prior_of(settings["prior"]), of_recurrent
             )
             continue
         tied_to = settings["tied_to"]
         rebuilt[name] = replacements[found] = stochastic_twin(
             name,
             module,
-            _posterior(settings),
-            _prior(settings["prior"]),
+            posterior_factory(settings),
+            prior_of(settings["prior"]),
             SAMPLERS[settings["sampler"]],
             kind=LAYERS[settings["layer"]],
             tied=None if tied_to is None else rebuilt[tied_to].weight,
@@ -279,12 +279,14 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
     return replace_modules_(model, replacements)
 
 
-def _posterior(settings: dict[str, Any]) -> PosteriorFactory:
+def posterior_factory(settings: dict[str, Any]) -> PosteriorFactory:
+    """What builds the posterior that a header describes."""
     options = {key: value for key, value in settings.items() if key not in _OF_LAYER}
     return partial(POSTERIORS[settings["posterior"]], noise=NOISES[settings["noise"]], **options)
 
 
-def _prior(settings: dict[str, Any] | None) -> Prior | None:
+def prior_of(settings: dict[str, Any] | None) -> Prior | None:
+    """The prior that a header describes."""
     if settings is None:
         return None
     arguments = {key: value for key, value in settings.items() if key != "name"}

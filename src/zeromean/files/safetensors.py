@@ -6,6 +6,8 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 from zeromean.extras import how_to_install
 from zeromean.files.atomic import whole_file
 
-_CHECKSUM, _CRC = "checksum", "crc32:"  # Files of 0.1.0 have none.
+CHECKSUM, _CRC = "checksum", "crc32:"  # Files of 0.1.0 have none.
 
 
 def write_safetensors(
@@ -23,7 +25,7 @@ def write_safetensors(
 ) -> None:
     """Write a file that appears under its name only when it is complete."""
     safetensors = _safetensors()
-    metadata = {**metadata, _CHECKSUM: _checksum(metadata, tensors)}
+    metadata = {**metadata, CHECKSUM: _checksum(metadata, tensors)}
     with whole_file(path) as temporary:
         try:
             safetensors.torch.save_file(tensors, temporary, metadata=metadata)
@@ -37,7 +39,7 @@ def write_safetensors(
 
 def safetensors_bytes(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     """What `write_safetensors` writes."""
-    metadata = {**metadata, _CHECKSUM: _checksum(metadata, tensors)}
+    metadata = {**metadata, CHECKSUM: _checksum(metadata, tensors)}
     return _safetensors().torch.save(tensors, metadata=metadata)
 
 
@@ -45,29 +47,41 @@ def read_safetensors(
     path: str | os.PathLike[str], header: str, writer: str
 ) -> tuple[str, dict[str, Tensor]]:
     """The text under `header` in the metadata and the tensors of a file that `writer` wrote."""
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    if header not in metadata:
+        raise ValueError(f"{path} is a safetensors file, but not one that {writer} wrote.")
+    # Also under another name, as which a damage would hide it.
+    found = {k: v for k, v in metadata.items() if k == CHECKSUM or v.startswith(_CRC)}
+    others = {k: v for k, v in metadata.items() if k not in found}
+    if found and found != {CHECKSUM: _checksum(others, tensors)}:
+        raise ValueError(
+            f"{path} has changed since it was written: its checksum does not fit; save it again, "
+            "or copy it again from where it is sound."
+        )
+    return metadata[header], tensors
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The texts of a file by name. Tensors are not read, so that nobody looks at the checksum."""
+    with _opened(path) as file:
+        return file.metadata() or {}
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     safetensors = _safetensors()
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            yield file
     except Exception as error:
         raise ValueError(
             f"{path} is not a complete safetensors file ({error}); it may have been cut short."
         ) from error
-    if header not in metadata:
-        raise ValueError(f"{path} is a safetensors file, but not one that {writer} wrote.")
-    # Also under another name, as which a damage would hide it.
-    found = {k: v for k, v in metadata.items() if k == _CHECKSUM or v.startswith(_CRC)}
-    others = {k: v for k, v in metadata.items() if k not in found}
-    if found and found != {_CHECKSUM: _checksum(others, tensors)}:
-        raise ValueError(
-            f"{path} has changed since it was written: its checksum does not fit; save it again, "
-            "or copy it again from where it is sound."
-        )
-    return metadata[header], tensors
 
 
 def parse_header(text: str, path: str | os.PathLike[str], newest: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from zeromean.registry import UnregisteredError
 
 # 1: the first. 2: weights can be written in bits.
 FORMAT_VERSION = 2
-_HEADER = "zeromean.compressed"
+HEADER = "zeromean.compressed"
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ def _contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     # Older versions read what has nothing in bits.
     header = {"format_version": 2 if in_bits else 1, "model": blueprint, "sparse": sparse}
     header |= {"bits": in_bits} if in_bits else {}
-    return stored, {_HEADER: json.dumps(header, separators=(",", ":"))}
+    return stored, {HEADER: json.dumps(header, separators=(",", ":"))}
 
 
 def load_compressed(path: str | os.PathLike[str]) -> nn.Module:
     """The model that `save_compressed` wrote: in eval mode, without gradients."""
-    text, stored = read_safetensors(path, _HEADER, "export.save_compressed")
+    text, stored = read_safetensors(path, HEADER, "export.save_compressed")
     header = parse_header(text, path, FORMAT_VERSION)
     try:
         shapes = {name: torch.Size(shape) for name, shape in header["sparse"].items()}

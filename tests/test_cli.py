@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import zeromean as zm
-from zeromean.experiments import cli, demo
+from zeromean import cli
+from zeromean.commands import messages
+from zeromean.experiments import demo
 from zeromean.files.lock import locked
 
 
@@ -92,7 +94,7 @@ def test_folder_that_cannot_be_written_is_refused_before_training(
     def refuse(dir):
         raise PermissionError(13, "Permission denied", str(dir))
 
-    monkeypatch.setattr(cli.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(messages.tempfile, "TemporaryFile", refuse)
     assert cli.main(["demo", "--output", str(tmp_path)]) == 2
     assert "Permission denied; choose another --output." in capsys.readouterr().err
 
@@ -130,9 +132,7 @@ def test_missing_extra_says_what_to_install(capsys, monkeypatch):
 
 
 def test_importing_the_command_line_leaves_the_heavy_extras_alone(processes):
-    code = (
-        "import sys, zeromean.experiments.cli; print([m for m in sys.argv[1:] if m in sys.modules])"
-    )
+    code = "import sys, zeromean.cli; print([m for m in sys.argv[1:] if m in sys.modules])"
     command = [sys.executable, "-c", code, *cli.REQUIREMENTS, "zeromean.experiments.demo"]
     assert processes.run(command).stdout == "[]\n"
 
@@ -336,7 +336,7 @@ def test_runs_that_are_not_finished_are_shown_as_such(tmp_path, monkeypatch, cap
 
 def test_own_runs_next_to_a_record_do_not_make_it_changed_by_hand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    records = Path(__file__).parents[2] / "results" / "experiments"
+    records = Path(__file__).parents[1] / "results" / "experiments"
     assert cli.main(["run", "fig2", "--smoke", "--quiet"]) == 0
     assert cli.main(["report", "--results", str(records)]) == 0
     page = Path("report.html").read_text("utf-8")
@@ -347,7 +347,7 @@ def test_own_runs_next_to_a_record_do_not_make_it_changed_by_hand(tmp_path, monk
 def test_a_record_with_a_run_of_nothing_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "fig2", "--smoke", "--quiet"]) == 0
-    records = Path(__file__).parents[2] / "results" / "experiments"
+    records = Path(__file__).parents[1] / "results" / "experiments"
     content = json.loads((records / "fig2.json").read_text("utf-8"))
     content["runs"][0]["metrics"] = None
     Path("results").mkdir()
