@@ -18,6 +18,7 @@ ORDER = (
     "arguments",
     "extras",
     "registry",
+    "text_table",
     "functional",
     "distributions",
     "samplers",
@@ -30,6 +31,7 @@ ORDER = (
     "compression",
     "export",
     "training",
+    "ensembles",
     "estimators",
     "experiments",
 )

@@ -233,6 +233,7 @@ _PACKAGES = (
     "conversion",
     "data",
     "distributions",
+    "ensembles",
     "estimators",
     "export",
     "files",

@@ -20,12 +20,12 @@ from zeromean.compression.graph.edit import obstacle as obstacle_of
 from zeromean.compression.graph.trace import is_leaf
 from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
-from zeromean.compression.text_table import text_table
 from zeromean.compression.units.liveness import by_blocks
 from zeromean.compression.units.roles import Role, role_of
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.prediction.inputs import Inputs
+from zeromean.text_table import text_table
 
 
 @dataclass(frozen=True)
