@@ -32,6 +32,7 @@ ORDER = (
     "export",
     "training",
     "ensembles",
+    "robustness",
     "estimators",
     "experiments",
 )

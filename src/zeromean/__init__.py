@@ -241,6 +241,7 @@ _PACKAGES = (
     "layers",
     "models",
     "prediction",
+    "robustness",
     "samplers",
     "training",
 )
