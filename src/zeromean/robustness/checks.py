@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from zeromean.arguments import require_integer
@@ -155,8 +154,8 @@ def _compared(name: str, weaker: Tensor, stronger: Tensor, reason: str) -> Check
     stderr = gain.std(unbiased=False) / len(gain) ** 0.5
     behind = bool(gain.mean() < -_TOLERANCE * stderr) and bool(gain.mean() < 0)
     verdict: Verdict = "suspicious" if behind else "ok"
-    rates = [torch.as_tensor(errors).double().mean().item() for errors in (weaker, stronger)]
-    return Check(name, *rates, verdict, reason)
+    below, above = (errors.double().mean().item() for errors in (weaker, stronger))
+    return Check(name, below, above, verdict, reason)
 
 
 def _step(epsilon: float, num_steps: int) -> float | None:
