@@ -233,6 +233,7 @@ _PACKAGES = (
     "conversion",
     "data",
     "distributions",
+    "ensembles",
     "estimators",
     "export",
     "files",
@@ -240,6 +241,7 @@ _PACKAGES = (
     "layers",
     "models",
     "prediction",
+    "robustness",
     "samplers",
     "training",
 )

@@ -34,12 +34,12 @@ from zeromean.compression.export.compressed import compressed_size
 from zeromean.compression.export.sizes import size_in_file, size_in_memory
 from zeromean.compression.neurons import by_neuron, from_neurons
 from zeromean.compression.sparsity import weight_name
-from zeromean.compression.text_table import text_table
 from zeromean.conversion.batchnorm import batchnorms, recalibrate_batchnorm_
 from zeromean.conversion.make_stochastic import Predicate
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.blocks import sampling
+from zeromean.text_table import text_table
 
 MAX_BITS = 24  # The precision of float32.
 

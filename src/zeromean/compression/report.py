@@ -17,9 +17,9 @@ from zeromean.compression.export.sizes import size_in_file, size_in_memory
 from zeromean.compression.inventory import layers_of, loose_parameters, sizes_of
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.compression.plan import Plan, PlannedLayer, Reason, plan_of
-from zeromean.compression.text_table import text_table
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.prediction.inputs import Inputs
+from zeromean.text_table import text_table
 
 
 @dataclass(frozen=True)

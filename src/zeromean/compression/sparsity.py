@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from zeromean.arguments import require_model
 from zeromean.compression.modules.sparse_layers import SparseLinear
-from zeromean.compression.text_table import text_table
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.text_table import text_table
 
 
 @dataclass(frozen=True)
