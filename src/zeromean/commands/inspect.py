@@ -108,9 +108,9 @@ def _about(path: Path, kind: str) -> str:
 def _network(network: nn.Module | None) -> list[str]:
     if network is None:
         return []
-    from zeromean.compression.text_table import text_table
     from zeromean.distributions.posteriors.posterior import Posterior
     from zeromean.layers.stochastic_module import StochasticModule
+    from zeromean.text_table import text_table
 
     inside = [m for m in network.modules() if isinstance(m, (Posterior, StochasticModule))]
     rows = [
@@ -125,7 +125,7 @@ def _random_weights(
     weights: Mapping[str, RandomWeight], measured: Mapping[str, Measured]
 ) -> list[str]:
     from zeromean.commands.random_weights import kl_of
-    from zeromean.compression.text_table import text_table
+    from zeromean.text_table import text_table
 
     if not weights:
         return ["No random weights."]
@@ -169,7 +169,7 @@ def _random_weights(
 
 def _noise(measured: Mapping[str, Measured]) -> list[str]:
     from zeromean.commands.histograms import in_text
-    from zeromean.compression.text_table import text_table
+    from zeromean.text_table import text_table
 
     headings = ("name", "mean", "5%", "median", "95%", "of all", "−12 … 12", "median SNR")
     rows: list[tuple[str, ...]] = [headings]
@@ -193,7 +193,7 @@ def _noise(measured: Mapping[str, Measured]) -> list[str]:
 
 def _scales(measured: Mapping[str, Measured]) -> list[str]:
     from zeromean.commands.histograms import in_text
-    from zeromean.compression.text_table import text_table
+    from zeromean.text_table import text_table
 
     rows: list[tuple[str, ...]] = [("name", "5%", "median", "95%", "log₁₀, −8 … 2")]
     for name, numbers in measured.items():
@@ -205,7 +205,7 @@ def _scales(measured: Mapping[str, Measured]) -> list[str]:
 
 
 def _tensors(tensors: Mapping[str, Tensor]) -> list[str]:
-    from zeromean.compression.text_table import text_table
+    from zeromean.text_table import text_table
 
     rows = [("name", "type", "shape", "numbers", "zeros")]
     for name, tensor in tensors.items():

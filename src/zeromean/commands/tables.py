@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from zeromean.compression.text_table import text_table
 from zeromean.files.atomic import whole_file
+from zeromean.text_table import text_table
 
 ENDINGS = (".npz", ".csv")
 
