@@ -182,6 +182,18 @@ def test_resnet_adds_the_input_to_what_a_block_computes():
     assert torch.equal(block(x), x)
 
 
+def test_resnet_projects_every_other_pixel():
+    block = models.resnet(8, 0.25).get_submodule("block2_1")
+    x = torch.rand(2, 4, 8, 8)
+    expected = nn.functional.conv2d(x, block.shortcut.conv.weight, stride=2)
+    torch.testing.assert_close(block.shortcut[:2](x), expected)
+
+
+def test_resnet_of_few_channels_trains_in_channels_last():
+    model = models.resnet(8, 0.25).to(memory_format=torch.channels_last)
+    model(torch.rand(32, *CIFAR)).logsumexp(1).sum().backward()
+
+
 def test_resnet_takes_stochastic_convolutions_by_number():
     model = models.resnet(8, 0.25, conv7=zm.Conv2d, dense=zm.Linear)
     assert list(zm.stochastic_layers(model)) == ["block3_1.conv2", "dense"]

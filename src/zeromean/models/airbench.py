@@ -36,6 +36,7 @@ def airbench_like(
     *,
     conv: LayerFactory = nn.Conv2d,
     dense1: LayerFactory = nn.Linear,
+    dropout: float = 0.0,
     **convs: LayerFactory,
 ) -> nn.Sequential:
     """A network in the manner of Jordan (2024), arXiv 2404.00498: `(N, 3, 32, 32)` to logits.
@@ -49,6 +50,7 @@ def airbench_like(
         num_classes: Number of logits.
         conv: Factory of the convolutions that have none of their own.
         dense1: Factory of the dense layer.
+        dropout: Drop rate before it.
         convs: Factories of single convolutions, by name: `conv1` to `conv6`.
     """
     names = [f"conv{number}" for number in range(1, 2 * len(AIRBENCH_WIDTHS) + 1)]
@@ -75,6 +77,7 @@ def airbench_like(
             channels = out_channels
     parts["pool"] = nn.MaxPool2d(3)
     parts["flatten"] = nn.Flatten()  # One pixel is left.
+    parts["dropout"] = nn.Dropout(dropout) if dropout else None
     parts["dense1"] = dense1(channels, num_classes, bias=False)
     parts["scale"] = ScaledLogits(LOGIT_SCALE)
     return _sequential(parts)

@@ -32,9 +32,15 @@ class ResidualBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(out_channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            projection = shortcut(in_channels, out_channels, 1, stride=stride, bias=False)
-            norm = nn.BatchNorm2d(out_channels)
-            self.shortcut = _sequential({"conv": projection, "norm": norm})
+            self.shortcut = _sequential(
+                {
+                    # Every other pixel. A convolution of one pixel with a stride is the same, but
+                    # of 4 channels in channels_last its gradient crashes (torch 2.13, oneDNN).
+                    "subsample": nn.MaxPool2d(1, stride) if stride > 1 else None,
+                    "conv": shortcut(in_channels, out_channels, 1, bias=False),
+                    "norm": nn.BatchNorm2d(out_channels),
+                }
+            )
         self.activation2 = nn.ReLU()
 
     def forward(self, input: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
@@ -111,9 +112,9 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         fallen = [row["accuracy_mean"] < TRANSITION for row in trained.history]
         curves = {key: [row[key] for row in trained.history] for key in keys}
         final = lenet.train_and_measure(prior, network, config, log)
-        dropped, _ = lenet.drop_means(trained.model, trained.test.images[:10])
+        dropped, _ = evaluation.drop_means(trained.model, trained.test.images[:10])
         assert dropped is not None
-        zero_mean = lenet.accuracy(dropped, trained.test, config.num_samples, seed=2)
+        zero_mean = evaluation.accuracy(dropped, trained.test, config.num_samples, seed=2)
         results[prior] = {
             **final,
             "curves": curves,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import zeromean as zm
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, ours
 from zeromean.experiments.runs.figure import figure, histogram
@@ -61,7 +62,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     trained = lenet.train("zero-mean", lenet.Network(prior="log-uniform"), config, log)
 
     def accuracies(count: int, seed: int, average: bool) -> list[float]:
-        proba = lenet.sampled_probabilities(
+        proba = evaluation.sampled_probabilities(
             trained.model, trained.test, count, sampler=zm.weight, seed=seed
         )
         scores = proba.mean(0, keepdim=True) if average else proba

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import zeromean as zm
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER
 from zeromean.experiments.runs.figure import figure, over_seeds
@@ -61,7 +62,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         with torch.no_grad():
             posterior.scale.copy_(pruned.view_as(scale))
         # The same noise for every share, so that only the pruning makes a difference.
-        return lenet.accuracy(trained.model, trained.test, config.num_samples, seed=0)
+        return evaluation.accuracy(trained.model, trained.test, config.num_samples, seed=0)
 
     accuracies = {s: log.once(f"sparsity {s}", lambda s=s: accuracy(s)) for s in config.sparsities}
     reference = min(accuracies, key=lambda share: abs(share - REFERENCE))

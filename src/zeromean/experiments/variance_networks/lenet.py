@@ -6,7 +6,6 @@ the accuracies of every epoch beside it. The smoke sizes run on scikit-learn's d
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +13,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import zeromean as zm
 from zeromean import functional
-from zeromean.conversion.certificate import effective_log_alpha
 from zeromean.distributions.posteriors.factorized import independent
 from zeromean.experiments.networks import shared_networks
+from zeromean.experiments.networks.evaluation import (
+    accuracy,
+    drop_means,
+    log_alphas,
+    log_likelihood,
+)
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import Author
 from zeromean.experiments.runs.log import RunLog
@@ -43,7 +47,6 @@ PRIORS: dict[str, Any] = {
     "student-t-sample": zm.StudentT(kl="sample"),
     "ard": zm.ARD(),
 }
-EVALUATION_BATCH = 1000
 # Validation images on which a network is watched while it trains.
 LOOK_SIZE = 2000
 # What the means are right about when they know nothing and name one class: the paper's, of the
@@ -236,18 +239,6 @@ def look(few: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:
     return row
 
 
-def drop_means(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, Tensor]:
-    """A copy without means and its certificate for every input; None where there are no means."""
-    names = [n for n, m in zm.stochastic_layers(model).items() if m.weight.has_mean]
-    if not names:
-        return None, torch.zeros(())
-    dropped = copy.deepcopy(model)
-    certificate = zm.zero_mean_(
-        dropped, where=lambda name, layer: name in names, inputs=inputs, num_samples=5, seed=0
-    )
-    return dropped, certificate.per_input
-
-
 def measure(trained: Trained, settings: Settings) -> dict[str, Any]:
     """Everything the tables ask for."""
     model, _, train_set, test = trained
@@ -264,16 +255,6 @@ def measure(trained: Trained, settings: Settings) -> dict[str, Any]:
         "accuracy_mean": accuracy(model, test, 1, sampler=zm.mean),
         "accuracy_averaged": accuracy(model, test, settings.num_samples, seed=2),
         "log_alpha": log_alphas(model),
-    }
-
-
-@torch.no_grad()
-def log_alphas(model: nn.Module) -> dict[str, float]:
-    """log α of every layer that has means, in the mean over its weights."""
-    return {
-        name: effective_log_alpha(layer.weight)
-        for name, layer in zm.stochastic_layers(model).items()
-        if layer.weight.has_mean
     }
 
 
@@ -297,55 +278,6 @@ def train_and_measure(
 def at_most(settings: SettingsT, epochs: int) -> SettingsT:
     """The same settings, with a schedule of at most so many epochs."""
     return dataclasses.replace(settings, epochs=min(settings.epochs, epochs))
-
-
-@torch.no_grad()
-def log_likelihood(model: nn.Module, data: ImageSet, num_samples: int = 10) -> float:
-    """E log p(T | X, W), summed over the objects, by samples of the noise for each."""
-    total = 0.0
-    for batch, labels in _batches(data):
-        log_proba = zm.sample_outputs(model, batch, num_samples).log_softmax(-1)
-        chosen = log_proba.gather(-1, labels.expand(num_samples, -1).unsqueeze(-1))
-        total += chosen.double().sum().item() / num_samples
-    return total
-
-
-def accuracy(
-    model: nn.Module,
-    data: ImageSet,
-    num_samples: int,
-    *,
-    sampler: Any = None,
-    seed: int | None = None,
-) -> float:
-    """Per cent of images that averaged probabilities classify."""
-    proba = torch.cat(
-        [
-            zm.predict_proba(model, batch, num_samples, sampler=sampler, seed=seed)
-            for batch, _ in _batches(data)
-        ]
-    )
-    return 100 * (proba.argmax(-1) == data.labels).double().mean().item()
-
-
-def sampled_probabilities(
-    model: nn.Module, data: ImageSet, num_samples: int, *, sampler: Any = None, seed: int = 0
-) -> Tensor:
-    """Probabilities by every sample, `(num_samples, images, classes)`.
-
-    The seed is the same for all batches: with `zm.weight` a sample is one network for all images.
-    """
-    parts = [
-        zm.sample_outputs(model, batch, num_samples, sampler=sampler, seed=seed, chunk_size=5)
-        for batch, _ in _batches(data)
-    ]
-    return torch.cat(parts, 1).softmax(-1)
-
-
-def _batches(data: ImageSet) -> list[tuple[Tensor, Tensor]]:
-    return list(
-        zip(data.images.split(EVALUATION_BATCH), data.labels.split(EVALUATION_BATCH), strict=True)
-    )
 
 
 def _approximate_kl(layer: zm.StochasticLayer) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import CHIRKOVA, PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
@@ -93,7 +94,9 @@ def _curve(trained: lenet.Trained, most: int) -> list[dict[str, float]]:
     labels = trained.test.labels
     done = 0
     for step in [s for s in STEPS if s < most] + [most]:
-        drawn = lenet.sampled_probabilities(trained.model, trained.test, step - done, seed=done)
+        drawn = evaluation.sampled_probabilities(
+            trained.model, trained.test, step - done, seed=done
+        )
         total = total + drawn.double().sum(0)
         done = step
         proba = total / done
