@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ class Config(convolutional.Settings):
 
 
 QUICK = Config(**convolutional.QUICK, depth=8, width=0.5, betas=(0.3, 3.0))
-SMOKE = Config(**convolutional.SMOKE | {"width": 0.25}, depth=8, betas=(1.0, 3.0))
+SMOKE = replace(Config(**convolutional.SMOKE), width=0.25, depth=8, betas=(1.0, 3.0))
 CLAIMS = [
     Claim(
         "gain_over_magnitude",

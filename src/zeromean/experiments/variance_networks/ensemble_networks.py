@@ -61,7 +61,7 @@ class Config(cifar.Settings):
 
 
 QUICK = Config(**cifar.QUICK, deterministic=2, variance=2)
-SMOKE = Config(**cifar.SMOKE | {"epochs": 1}, deterministic=2, variance=2)
+SMOKE = replace(Config(**cifar.SMOKE, deterministic=2, variance=2), epochs=1)
 CLAIMS = [
     Claim(
         f"{kind}.gain",

@@ -56,7 +56,7 @@ class Config(cifar.Settings):
 
 
 QUICK = Config(**cifar.QUICK)
-SMOKE = Config(**cifar.SMOKE | {"epochs": 1, "look_size": 20})
+SMOKE = replace(Config(**cifar.SMOKE), epochs=1, look_size=20)
 CLAIMS = [
     *(
         Claim(
