@@ -31,11 +31,11 @@ Build = Callable[..., nn.Module]
 class Settings(cifar.Settings):
     """Data and training: first without noise, by SGD, then with it, by Adam."""
 
-    dense_epochs: int = 20
+    dense_epochs: int = 16
     """Passes of the network without noise, from which the others start."""
-    epochs: int = 20
+    epochs: int = 16
     """Passes of sparse variational dropout."""
-    kl_warmup_epochs: int = 10
+    kl_warmup_epochs: int = 8
     """Passes over which the weight of the KL term rises."""
     sparse_lr: float = 1e-3
     """Adam's rate of the means at its peak."""

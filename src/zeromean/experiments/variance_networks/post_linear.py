@@ -46,7 +46,10 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config(kingma.Dense):
-    """Two networks: TIME_DENSE for each on one core."""
+    """Two networks.
+
+    0.9 minutes of one core a pass in float32, 20 minutes for each.
+    """
 
     epochs: int = 20
     """Passes over the training set."""
