@@ -44,6 +44,23 @@ CASES = {
         + 2 * 64
         + 650,
     ),
+    "resnet of 20 layers": (
+        models.resnet,
+        CIFAR,
+        9 * (3 * 16 + 6 * 16**2 + 16 * 32 + 5 * 32**2 + 32 * 64 + 5 * 64**2)
+        + (16 * 32 + 32 * 64)
+        + 2 * (7 * 16 + 7 * 32 + 7 * 64)
+        + 650,
+    ),
+    "airbench_like": (
+        models.airbench_like,
+        CIFAR,
+        24 * 12
+        + 24
+        + 9 * (24 * 64 + 64**2 + 64 * 256 + 3 * 256**2)
+        + 2 * (2 * 64 + 4 * 256)
+        + 2560,
+    ),
 }
 
 
@@ -136,8 +153,79 @@ def test_vgg_like_takes_stochastic_convolutions_by_keyword():
         models.vgg_like(0)
 
 
-def test_vgg_like_never_loses_a_layer_to_a_small_width():
-    assert models.vgg_like(1e-3)(torch.rand(2, *CIFAR)).shape == (2, 10)
+@pytest.mark.parametrize(
+    ("build", "least"),
+    [(models.vgg_like, 0.008), (models.resnet, 0.032), (models.airbench_like, 0.008)],
+)
+def test_width_that_leaves_no_channels_is_refused(build, least):
+    with pytest.raises(ValueError, match=f"width=0.001 leaves no channels.* at least {least}"):
+        build(width=0.001)
+    assert build(width=least)(torch.rand(2, *CIFAR)).shape == (2, 10)
+    for width in (0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="width must be positive, got"):
+            build(width=width)
+
+
+def test_resnet_projects_where_shapes_change_and_only_there():
+    model = models.resnet(14, 0.25)
+    projected = [n for n, m in model.named_modules() if n.endswith("shortcut.conv")]
+    assert projected == ["block2_1.shortcut.conv", "block3_1.shortcut.conv"]
+    assert model[:-3](torch.rand(1, *CIFAR)).shape == (1, 16, 8, 8)
+    with pytest.raises(ValueError, match=r"depth must be 6n \+ 2, as in 8, 14, 20 or 32, got 9"):
+        models.resnet(9)
+
+
+def test_resnet_adds_the_input_to_what_a_block_computes():
+    block = models.resnet(8, 0.25).get_submodule("block1_1").eval()
+    torch.nn.init.zeros_(block.conv2.weight)
+    x = torch.rand(2, 4, 8, 8)
+    assert torch.equal(block(x), x)
+
+
+def test_resnet_projects_every_other_pixel():
+    block = models.resnet(8, 0.25).get_submodule("block2_1")
+    x = torch.rand(2, 4, 8, 8)
+    expected = nn.functional.conv2d(x, block.shortcut.conv.weight, stride=2)
+    torch.testing.assert_close(block.shortcut[:2](x), expected)
+
+
+def test_resnet_of_few_channels_trains_in_channels_last():
+    model = models.resnet(8, 0.25).to(memory_format=torch.channels_last)
+    model(torch.rand(32, *CIFAR)).logsumexp(1).sum().backward()
+
+
+def test_resnet_takes_stochastic_convolutions_by_number():
+    model = models.resnet(8, 0.25, conv7=zm.Conv2d, dense=zm.Linear)
+    assert list(zm.stochastic_layers(model)) == ["block3_1.conv2", "dense"]
+    projection = models.resnet(8, 0.25, conv6=zm.Conv2d)
+    names = ["block3_1.conv1", "block3_1.shortcut.conv"]
+    assert list(zm.stochastic_layers(projection)) == names
+    with pytest.raises(TypeError, match="no layer 'conv8'; its convolutions are conv1 to conv7"):
+        models.resnet(8, conv8=nn.Conv2d)
+
+
+def test_airbench_like_passes_its_input_on_at_the_start():
+    layer = models.airbench_like(0.5).get_submodule("conv1")
+    x = torch.rand(2, 24, 6, 6)
+    torch.testing.assert_close(layer(x)[:, :24], x)
+    with pytest.raises(TypeError, match="no layer 'conv7'; its convolutions are conv1 to conv6"):
+        models.airbench_like(conv7=nn.Conv2d)
+    stochastic = models.airbench_like(0.125, conv5=zm.Conv2d, dense1=zm.Linear)
+    assert list(zm.stochastic_layers(stochastic)) == ["conv5", "dense1"]
+
+
+def test_whitened_patches_have_the_identity_for_their_covariance():
+    torch.manual_seed(0)
+    images = torch.rand(50, *CIFAR).cumsum(3).cumsum(2) / 100  # Neighbours are alike.
+    model = models.whiten_(models.airbench_like(0.125), images, eps=0.0)
+    whitening = model.get_submodule("whitening")
+    assert not whitening.weight.requires_grad
+    with torch.no_grad():
+        outputs = whitening(images).transpose(0, 1).flatten(1).double()
+    torch.testing.assert_close(outputs[:12].cov(), torch.eye(12).double(), atol=1e-2, rtol=0)
+    torch.testing.assert_close(whitening.weight[:12], -whitening.weight[12:])
+    with pytest.raises(ValueError, match=r"whiten_ needs images of shape \(N, 3, H, W\), got"):
+        models.whiten_(models.airbench_like(0.125), torch.rand(5, 1, 28, 28))
 
 
 def test_mlp_takes_a_factory_for_each_layer():
@@ -172,6 +260,7 @@ TWINS = {
     "lenet_300_100": (models.lenet_300_100, {"dense1": D, "dense2": D, "dense3": D}, MNIST),
     "mlp": (partial(models.mlp, (784, 30, 10)), {"layer": D}, MNIST),
     "vgg_like": (partial(models.vgg_like, 0.125), {"conv": C, "dense1": D, "dense2": D}, CIFAR),
+    "resnet": (partial(models.resnet, 8, 0.25), {"conv": C, "dense": D}, CIFAR),
     "toy_network": (partial(models.toy_network), {"bottleneck": D}, (2,)),
 }
 
@@ -208,7 +297,7 @@ def test_models_are_copied_and_their_gradients_reach_every_parameter(name):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("name", ["lenet5", "lenet_300_100", "toy_network", "vgg_like"])
+@pytest.mark.parametrize("name", ["lenet5", "lenet_300_100", "toy_network", "vgg_like", "resnet"])
 def test_models_compile_without_graph_breaks(name):
     _, twin, x = build_twins(name)
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)

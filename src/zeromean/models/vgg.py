@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import nn
 
-from zeromean.arguments import require_numbers
-from zeromean.models.parts import LayerFactory, _sequential
+from zeromean.models.parts import LayerFactory, _sequential, require_layers, scaled
 
 VGG_GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -36,25 +33,18 @@ def vgg_like(
             dense layer (0.5); the last group has none.
         convs: Factories of single convolutions, by name: `conv1` to `conv13`.
     """
-    require_numbers(width=width)
-    if not 0 < width < math.inf:
-        raise ValueError(f"width must be positive, got {width}.")
     if not isinstance(dropout, bool):
         raise TypeError(f"dropout must be True, for the rates below, or False, got {dropout!r}.")
     num_convs = sum(map(len, VGG_GROUPS))
     names = [f"conv{number}" for number in range(1, num_convs + 1)]
-    unknown = [name for name in convs if name not in names]
-    if unknown:
-        raise TypeError(
-            f"vgg_like has no layer {unknown[0]!r}; its convolutions are conv1 to conv{num_convs}."
-        )
+    require_layers("vgg_like", names, convs, f"its convolutions are conv1 to conv{num_convs}")
+    groups = [scaled(sizes, width) for sizes in VGG_GROUPS]
     parts: dict[str, nn.Module | None] = {}
     channels, number = 3, 0
-    for group, group_sizes in enumerate(VGG_GROUPS, start=1):
+    for group, group_sizes in enumerate(groups, start=1):
         drop_rate = {1: 0.3, 5: 0.0}.get(group, 0.4) if dropout else 0.0
-        for place, size in enumerate(group_sizes, start=1):
+        for place, out_channels in enumerate(group_sizes, start=1):
             number += 1
-            out_channels = _scaled(size, width)
             factory = convs.get(f"conv{number}", conv)
             parts[f"conv{number}"] = factory(channels, out_channels, 3, padding=1, bias=False)
             parts[f"norm{number}"] = nn.BatchNorm2d(out_channels)
@@ -63,7 +53,7 @@ def vgg_like(
             parts[f"dropout{number}"] = nn.Dropout(drop_rate) if drop_rate and inside else None
             channels = out_channels
         parts[f"pool{group}"] = nn.MaxPool2d(2)
-    hidden = _scaled(512, width)
+    (hidden,) = scaled([512], width)
     parts["flatten"] = nn.Flatten()  # one pixel is left
     parts["dropout_dense1"] = nn.Dropout(0.5) if dropout else None
     parts["dense1"] = dense1(channels, hidden, bias=False)
@@ -72,7 +62,3 @@ def vgg_like(
     parts["dropout_dense2"] = nn.Dropout(0.5) if dropout else None
     parts["dense2"] = dense2(hidden, num_classes)
     return _sequential(parts)
-
-
-def _scaled(size: int, width: float) -> int:
-    return max(1, round(size * width))

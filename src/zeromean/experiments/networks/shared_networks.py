@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ def train(
     log: RunLog,
     *,
     on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
+    augment: Any = None,
+    callbacks: Sequence[Any] = (),
 ) -> FitResult:
     """Train a network, or load it where it has been trained; an interrupted training goes on.
 
@@ -39,7 +41,7 @@ def train(
         name: What the log calls it.
         identity: Everything but the seed that makes this network another one than the others.
         build: Makes the network, by the seed of `config`.
-        on_epoch: As in `zeromean.training.fit`.
+        on_epoch, augment, callbacks: As in `zeromean.training.fit`.
     """
     from zeromean.training import fit
 
@@ -60,6 +62,8 @@ def train(
             config,
             folder=folder,
             on_epoch=_timed(on_epoch, cpu),
+            augment=augment,
+            callbacks=callbacks,
             # Several processes would draw their bars over each other.
             progress=log.progress and multiprocessing.parent_process() is None,
         )
@@ -94,15 +98,30 @@ def _acquired(lock: FileLock, say_that_it_waits: Callable[[], None]) -> AcquireR
 
 def grey_images(name: str, split: str, size: int, log: RunLog) -> ImageSet:
     """The first images of a split, in 28 × 28 pixels."""
-    from zeromean import data
-
-    loaded = data.load(name, split, data_dir=log.data_dir)
-    if size < 1:
-        raise ValueError(f"{split}_size must be at least 1, got {size}.")
-    chosen = loaded.subset(torch.arange(min(size, len(loaded))))
+    chosen = _first_images(name, split, size, log)
     if chosen.images.shape[1:] == (1, 28, 28):
         return chosen
     if chosen.images.dim() != 4 or chosen.images.shape[1] != 1:
         raise ValueError(f"these networks read grey images, which {name} has none of.")
     enlarged = F.interpolate(chosen.images, (28, 28), mode="bilinear")
     return dataclasses.replace(chosen, images=enlarged)
+
+
+def colour_images(name: str, split: str, size: int, log: RunLog) -> ImageSet:
+    """The first images of a split, in 32 × 32 pixels of three colours."""
+    chosen = _first_images(name, split, size, log)
+    if chosen.images.shape[1:] == (3, 32, 32):
+        return chosen
+    if chosen.images.dim() != 4 or chosen.images.shape[1] not in (1, 3):
+        raise ValueError(f"these networks read images, which {name} has none of.")
+    enlarged = F.interpolate(chosen.images, (32, 32), mode="bilinear").expand(-1, 3, -1, -1)
+    return dataclasses.replace(chosen, images=enlarged.contiguous())
+
+
+def _first_images(name: str, split: str, size: int, log: RunLog) -> ImageSet:
+    from zeromean import data
+
+    loaded = data.load(name, split, data_dir=log.data_dir)
+    if size < 1:
+        raise ValueError(f"{split}_size must be at least 1, got {size}.")
+    return loaded.subset(torch.arange(min(size, len(loaded))))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.sparse_networks import shrinking
 from zeromean.experiments.sparse_networks.lenet_figures import weight_images
+from zeromean.experiments.sparse_networks.magnitude import prune_by_magnitude
 from zeromean.experiments.sparse_networks.measures import error, measure, pruned_copy
 
 if TYPE_CHECKING:
@@ -259,7 +258,7 @@ def _look(few: ImageSet, begin: int, epoch: int, model: nn.Module) -> dict[str, 
     return row | ({"frame": weight_images(pruned)} if begin + epoch in FRAMES else {})
 
 
-def prune_by_magnitude(
+def compare_with_magnitude(
     architecture: Callable[..., nn.Module],
     dense: nn.Module,
     config: Settings,
@@ -267,19 +266,12 @@ def prune_by_magnitude(
     test: ImageSet,
     log: RunLog,
 ) -> list[dict[str, float]]:
-    """Prune the smallest weights of all layers together, train, and prune more."""
-    model, rows, steps = copy.deepcopy(dense), [], []
-    weights = [(m, "weight") for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    total = sum(module.weight.numel() for module, _ in weights)
-    for factor in config.magnitude:
-        # torch's pruning does not know other formats.
-        model.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-        steps.append(factor)
-        superfluous = _count(weights) - round(total / factor)
-        torch_prune.global_unstructured(weights, torch_prune.L1Unstructured, amount=superfluous)
-        trained = _train(
+    """Errors and compression of the network pruned by magnitude, trained after each step."""
+
+    def retrain(model: nn.Module, steps: list[float]) -> nn.Module:
+        return _train(
             architecture,
-            f"magnitude {factor:g}",
+            f"magnitude {steps[-1]:g}",
             {},
             config.retraining_epochs,
             config,
@@ -287,11 +279,9 @@ def prune_by_magnitude(
             log,
             identity={"steps": steps, "dense_epochs": config.dense_epochs},
             start=model,
-        )
-        model = trained.model
-        rows.append({"compression": total / _count(weights), "error": error(model, test)})
-    return rows
+        ).model
 
-
-def _count(weights: Sequence[tuple[Any, str]]) -> int:
-    return sum(int(module.weight.count_nonzero()) for module, _ in weights)
+    return [
+        {"compression": compression, "error": error(model, test)}
+        for compression, model in prune_by_magnitude(dense, config.magnitude, retrain)
+    ]

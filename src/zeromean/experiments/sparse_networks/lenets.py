@@ -17,7 +17,7 @@ from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.sparse_networks.lenet_figures import weight_images
 from zeromean.experiments.sparse_networks.lenet_training import (
     Settings,
-    prune_by_magnitude,
+    compare_with_magnitude,
     train_dense,
     train_sparse,
 )
@@ -106,7 +106,7 @@ def run(architecture: Callable[..., nn.Module], config: Settings, log: RunLog) -
         "by_epoch": {key: [row[key] for row in sparse.history] for key in ("error", "compression")},
         "sparsity_by_epoch": _columns([row["sparsity"] for row in sparse.history]),
         "dense": {"error": error(dense.model, test)},
-        "magnitude": prune_by_magnitude(architecture, dense.model, config, train, test, log),
+        "magnitude": compare_with_magnitude(architecture, dense.model, config, train, test, log),
         "pictures": {
             "dense": weight_images(dense.model),
             "sparse": weight_images(pruned),

@@ -7,7 +7,6 @@ with the same training on the true labels, which must be learned, with few weigh
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import nn
 
 import zeromean as zm
 from zeromean.experiments.networks import shared_networks
+from zeromean.experiments.networks.evaluation import expecting_means
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import MOLCHANOV, ours
 from zeromean.experiments.runs.figure import bars, figure, over_seeds
@@ -192,7 +192,7 @@ def compare(
             model = trained.model.eval()
             if kind == "sparse":
                 model = measures.pruned_copy(model)
-            model = _with_statistics_of(model, data)
+            model = expecting_means(model, data)
             left = zm.sparsity(model).total
             results.setdefault(labels, {})[kind] = {
                 "accuracy": 100 - measures.error(model, data),
@@ -258,19 +258,6 @@ def _train(
         log,
         on_epoch=partial(_look, data),
     )
-
-
-def _with_statistics_of(model: nn.Module, data: ImageSet) -> nn.Module:
-    """The network whose BatchNorm expects what it sees when means are propagated.
-
-    Noise, that of dropout and that of the weights, adds variance to what BatchNorm sees in training
-    and in training alone.
-    """
-    model = copy.deepcopy(model).eval()
-    if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
-        with zm.sampling(model, zm.mean):
-            zm.recalibrate_batchnorm_(model, data.images.split(500))
-    return model
 
 
 def _look(data: ImageSet, epoch: int, model: nn.Module) -> dict[str, float]:

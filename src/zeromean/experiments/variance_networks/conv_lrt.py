@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import zeromean as zm
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import MOLCHANOV
 from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import lenet, measures
+from zeromean.experiments.variance_networks import lenet
 
 TITLE = "A convolutional variance layer: LRT against exact weight sampling"
 SOURCE = "Neklyudov et al. (2019), Appendix E; Molchanov, lecture: LRT for convolutions"
@@ -49,11 +50,11 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     for name, sampler in SAMPLERS.items():
         network = lenet.Network(layers=("conv2",), prior="log-uniform", sampler=sampler)
         trained = lenet.train(name, network, config, log)
-        results[name] = {"data_term": measures.log_likelihood(trained.model, trained.train)}
+        results[name] = {"data_term": evaluation.log_likelihood(trained.model, trained.train)}
         for key, evaluated in (("LRT", zm.local), ("weight", zm.weight)):
             for count in (1, config.num_samples):
                 label = "accuracy_1" if count == 1 else "accuracy_averaged"
-                results[name][f"{label}.{key}"] = measures.accuracy(
+                results[name][f"{label}.{key}"] = evaluation.accuracy(
                     trained.model, trained.test, count, sampler=evaluated, seed=0
                 )
     # Each evaluated in the way in which it was trained.

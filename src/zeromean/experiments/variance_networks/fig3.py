@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import lenet, measures
+from zeromean.experiments.variance_networks import lenet
 
 TITLE = "Figures 3 and 8 (on LeNet-5): information moves from the means to the variances"
 SOURCE = "Neklyudov et al. (2019), Figures 3 and 8, section 4.3"
@@ -111,9 +112,9 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         fallen = [row["accuracy_mean"] < TRANSITION for row in trained.history]
         curves = {key: [row[key] for row in trained.history] for key in keys}
         final = lenet.train_and_measure(prior, network, config, log)
-        dropped, _ = measures.drop_means(trained.model, trained.test.images[:10])
+        dropped, _ = evaluation.drop_means(trained.model, trained.test.images[:10])
         assert dropped is not None
-        zero_mean = measures.accuracy(dropped, trained.test, config.num_samples, seed=2)
+        zero_mean = evaluation.accuracy(dropped, trained.test, config.num_samples, seed=2)
         results[prior] = {
             **final,
             "curves": curves,

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import zeromean as zm
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, ours
 from zeromean.experiments.runs.figure import figure, histogram
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import lenet, measures
+from zeromean.experiments.variance_networks import lenet
 
 TITLE = "Figure 4: accuracy of one sample of the weights against averages of 200"
 SOURCE = "Neklyudov et al. (2019), Figure 4"
@@ -61,7 +62,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     trained = lenet.train("zero-mean", lenet.Network(prior="log-uniform"), config, log)
 
     def accuracies(count: int, seed: int, average: bool) -> list[float]:
-        proba = measures.sampled_probabilities(
+        proba = evaluation.sampled_probabilities(
             trained.model, trained.test, count, sampler=zm.weight, seed=seed
         )
         scores = proba.mean(0, keepdim=True) if average else proba

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 import zeromean as zm
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER
 from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import lenet, measures
+from zeromean.experiments.variance_networks import lenet
 
 TITLE = "Figure 5: pruning a variance layer by σ"
 SOURCE = "Neklyudov et al. (2019), Figure 5 and section 6.1"
@@ -61,7 +62,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         with torch.no_grad():
             posterior.scale.copy_(pruned.view_as(scale))
         # The same noise for every share, so that only the pruning makes a difference.
-        return measures.accuracy(trained.model, trained.test, config.num_samples, seed=0)
+        return evaluation.accuracy(trained.model, trained.test, config.num_samples, seed=0)
 
     accuracies = {s: log.once(f"sparsity {s}", lambda s=s: accuracy(s)) for s in config.sparsities}
     reference = min(accuracies, key=lambda share: abs(share - REFERENCE))

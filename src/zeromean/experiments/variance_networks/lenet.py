@@ -17,16 +17,16 @@ from torch import nn
 
 import zeromean as zm
 from zeromean.experiments.networks import shared_networks
-from zeromean.experiments.runs.claims import Claim
-from zeromean.experiments.runs.documents import Author
-from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks.measures import (
+from zeromean.experiments.networks.evaluation import (
     accuracy,
     approximate_kl,
     log_alphas,
     log_likelihood,
     look,
 )
+from zeromean.experiments.runs.claims import Claim
+from zeromean.experiments.runs.documents import Author
+from zeromean.experiments.runs.log import RunLog
 from zeromean.registry import NOISES, SAMPLERS
 
 if TYPE_CHECKING:

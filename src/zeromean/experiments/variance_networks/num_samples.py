@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zeromean.experiments.networks import small_networks
+from zeromean.experiments.networks import evaluation, small_networks
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import CHIRKOVA, PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import lenet, measures
+from zeromean.experiments.variance_networks import lenet
 
 TITLE = "Accuracy and NLL of a variance network against the number of samples"
 SOURCE = "Neklyudov et al. (2019), section 3.3; Chirkova, lecture: ensembling"
@@ -94,7 +94,9 @@ def _curve(trained: lenet.Trained, most: int) -> list[dict[str, float]]:
     labels = trained.test.labels
     done = 0
     for step in [s for s in STEPS if s < most] + [most]:
-        drawn = measures.sampled_probabilities(trained.model, trained.test, step - done, seed=done)
+        drawn = evaluation.sampled_probabilities(
+            trained.model, trained.test, step - done, seed=done
+        )
         total = total + drawn.double().sum(0)
         done = step
         proba = total / done

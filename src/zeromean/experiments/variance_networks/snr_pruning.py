@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 import zeromean as zm
+from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import lenet, measures
+from zeromean.experiments.variance_networks import lenet
 
 TITLE = "Section 7: pruning by signal-to-noise ratio ruins a variance layer"
 SOURCE = "Neklyudov et al. (2019), section 7"
@@ -93,7 +94,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
             variants["zero_mean_by_variance"] = by_variance
         for variant, model in variants.items():
             # The same noise for all, so that the pruning alone makes a difference.
-            accuracy = measures.accuracy(model, trained.test, config.num_samples, seed=0)
+            accuracy = evaluation.accuracy(model, trained.test, config.num_samples, seed=0)
             results[variant] = {
                 "accuracy": accuracy,
                 "lost": results.get(name, {"accuracy": accuracy})["accuracy"] - accuracy,
