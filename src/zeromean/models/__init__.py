@@ -3,7 +3,7 @@
 from zeromean.models.airbench import airbench_like, whiten_
 from zeromean.models.dense import mlp
 from zeromean.models.lenet import lenet5, lenet5_caffe, lenet_300_100
-from zeromean.models.resnet import resnet
+from zeromean.models.residual import resnet
 from zeromean.models.toy import toy_network
 from zeromean.models.vgg import vgg_like
 
