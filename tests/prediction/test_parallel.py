@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import types
 from functools import partial
 
 import pytest
@@ -12,9 +13,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import zeromean as zm
-from zeromean.prediction import parallel
+from zeromean.prediction import parallel, processes
 
 X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_sessions_that_nobody_can_import_are_forked(monkeypatch):
+    assert processes.start_context().get_start_method() == "spawn"
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    forks = sys.platform == "linux" and not torch.cuda.is_initialized()
+    assert processes.start_context().get_start_method() == ("fork" if forks else "spawn")
 
 
 @pytest.fixture(autouse=True)

@@ -60,8 +60,8 @@ def _run_on(client: Client, name: str, configs: list[Any], place: Place) -> None
     # Not pure: a run that failed for want of something is to be tried again.
     futures = [client.submit(_run, name, config, place, pure=False) for config in configs]
     try:
-        said = client.gather(futures, errors="skip") if futures else []
-        failed = [future.exception() for future in futures if future.status == "error"]
+        said: Any = client.gather(futures, errors="skip") if futures else []
+        failed: list[Any] = [future.exception() for future in futures if future.status == "error"]
     finally:
         client.cancel(futures)
     if failed:
