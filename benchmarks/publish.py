@@ -59,6 +59,7 @@ def main() -> int:
         ("README.md", "results", results),
         ("README.md", "speed", partial(tables, groups=MAIN_GROUPS)),
         ("docs/speed.md", "speed", partial(tables, groups=None)),
+        ("docs/speed.md", "training", training),
         ("docs/linear_models.md", "speed", linear_models),
         ("docs/linear_models.md", "coverage", coverage),
         ("docs/linear_models.md", "overconfidence", overconfidence),
@@ -115,6 +116,33 @@ def tables(groups: tuple[str, ...] | None) -> str:
         if groups is None or group in groups:
             parts.append(f"**{group}**\n\n{_comparison(list(rows), with_bounds=groups is None)}\n")
     return "\n".join(parts)
+
+
+def training() -> str:
+    """What `fit` costs, and what a second process brings."""
+    if not (RESULTS / "training.json").exists():
+        return "Not measured yet.\n"
+    record = _record("training")
+    processes, overhead, memory = (record[key] for key in ("processes", "overhead", "memory"))
+    rates = f"{processes['one']:,} and {processes['two']:,} images a second"
+    span = f"[{overhead['lower']:.1%}, {overhead['upper']:.1%}]"
+    sizes = f"{memory['first']:.0f} and {memory['last']:.0f} MiB"
+    lines = [
+        ["", "measured", "must reach"],
+        [
+            f"two processes next to one of one thread ({rates})",
+            f"{processes['times']:.2f} times faster",
+            f"{processes['must']:g}",
+        ],
+        ["`fit` next to a bare loop", f"{overhead['more']:.1%} {span} more", "5%"],
+        [
+            f"memory after a quarter and all of {memory['steps']:,} steps ({sizes})",
+            f"{memory['last'] - memory['first']:.1f} MiB more",
+            f"{memory['must']:g}",
+        ],
+    ]
+    note = "LeNet-5, batches of 512 in all, wall time; the memory is that of a small network."
+    return f"{record['cpu']}, {record['date']}. {note}\n\n{_table(lines)}\n"
 
 
 def linear_models() -> str:

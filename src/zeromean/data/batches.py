@@ -43,6 +43,9 @@ class Batches:
         drop_last: Leave out a last batch that is not full.
         augment: Called as `augment(images, generator=...)` on every batch; or an
             `EpochAugmentation`, whose method is called with the images' numbers and the epoch too.
+        rank: Which of `num_ranks` processes this is: each gets its share of every batch. Shares are
+            of one size; where a last batch cannot be divided, some of its images come twice.
+        num_ranks: Processes that train together.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class Batches:
         shuffle: bool = True,
         drop_last: bool = False,
         augment: Augmentation | EpochAugmentation | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
     ):
         if not isinstance(data, ImageSet):
             raise TypeError(
@@ -69,6 +74,13 @@ class Batches:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.augment = augment
+        self.num_ranks = require_integer("num_ranks", num_ranks, at_least=1)
+        self.rank = require_integer("rank", rank, at_least=0)
+        if self.rank >= self.num_ranks or self.batch_size % self.num_ranks:
+            raise ValueError(
+                f"Batches of {self.batch_size} must be divided evenly by num_ranks and rank be "
+                f"smaller than that, got rank {self.rank} of {self.num_ranks}."
+            )
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -88,9 +100,12 @@ class Batches:
         order = order.to(labels.device)
         for batch in range(len(self)):
             index = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            index = share_of(index, self.rank, self.num_ranks)
             chosen = images.index_select(0, index)
             if self.augment is not None:
-                generator = _generator(self.seed, epoch, batch + 1)
+                # Nobody else's: every rank augments its own images.
+                others = (self.rank,) if self.rank else ()
+                generator = _generator(self.seed, epoch, batch + 1, *others)
                 if isinstance(self.augment, EpochAugmentation):
                     chosen = self.augment.augment(chosen, index, epoch, generator=generator)
                 else:
@@ -98,7 +113,15 @@ class Batches:
             yield chosen, labels.index_select(0, index)
 
 
-def _generator(seed: int, epoch: int, stream: int) -> torch.Generator:
+def share_of(rows: Tensor, rank: int, num_ranks: int) -> Tensor:
+    """Every `num_ranks`-th row; the first ones come twice where shares would differ in size."""
+    if num_ranks == 1 or len(rows) == 0:
+        return rows
+    size = -(-len(rows) // num_ranks) * num_ranks
+    return rows[torch.arange(rank, size, num_ranks, device=rows.device) % len(rows)]
+
+
+def _generator(*numbers: int) -> torch.Generator:
     # SeedSequence mixes: neighbouring seeds and epochs do not give related generators.
-    state = np.random.SeedSequence((seed, epoch, stream)).generate_state(1, np.uint64)
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))

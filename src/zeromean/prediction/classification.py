@@ -65,6 +65,7 @@ def predict_proba(
     chunk_size: int | None = None,
     batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
+    devices: int | None = None,
     return_stderr: bool = False,
 ) -> Any:
     """Class probabilities averaged over the samples, `(batch, classes)`.
@@ -98,6 +99,9 @@ def predict_proba(
             `unsqueeze(0)`.
         select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
             called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
+        devices: Processes that share the samples. Numbers then depend on the seed, and not on how
+            many processes there are, one included; they are others than without `devices`. A script
+            needs `if __name__ == "__main__":`.
         return_stderr: Return `(probabilities, standard errors)`.
     """
     if return_stderr:
@@ -121,6 +125,7 @@ def predict_proba(
         chunk_size=chunk_size,
         batch_size=batch_size,
         select=select,
+        devices=devices,
     )
     return (running.mean, running.stderr()) if return_stderr else running.mean
 
@@ -177,6 +182,7 @@ def predictive_uncertainty(
     chunk_size: int | None = None,
     batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
+    devices: int | None = None,
     return_stderr: bool = False,
 ) -> Any:
     """Predictive entropy, expected entropy and mutual information of every example, in nats.
@@ -210,6 +216,9 @@ def predictive_uncertainty(
             `unsqueeze(0)`.
         select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
             called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
+        devices: Processes that share the samples. Numbers then depend on the seed, and not on how
+            many processes there are, one included; they are others than without `devices`. A script
+            needs `if __name__ == "__main__":`.
         return_stderr: Return `(uncertainty, standard errors)`, the latter in the same form, by
             the delta method.
     """
@@ -238,6 +247,7 @@ def predictive_uncertainty(
         chunk_size=chunk_size,
         batch_size=batch_size,
         select=select,
+        devices=devices,
     )
     average, expected = probabilities.mean, entropies.mean
     total = cross_entropy(average, average, link, dim)

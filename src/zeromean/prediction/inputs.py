@@ -63,7 +63,7 @@ def _batches_of(loader: DataLoader[Any]) -> list[tuple[tuple, dict[str, Any]]]:
     return batches
 
 
-def _logits_in(output: Any) -> Any:
+def logits_in(output: Any) -> Any:
     """The tensor called logits, where a model returns several things under names."""
     if isinstance(output, Tensor):
         return output

@@ -28,9 +28,10 @@ from zeromean.prediction.inputs import (
     InputsOrLoader,
     _batches,
     _described,
-    _logits_in,
+    logits_in,
     num_examples_in,
 )
+from zeromean.prediction.parallel import Work, parts_of
 from zeromean.prediction.randomness import seeded
 from zeromean.prediction.replay import Replay
 from zeromean.prediction.sources import Source, is_one, networks_of
@@ -68,6 +69,7 @@ def draw_outputs(
     batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
     differentiable: bool = False,
+    devices: int | None = None,
 ) -> None:
     """Hand the `consumer` of each network its outputs in chunks, `num_samples` of each network.
 
@@ -88,6 +90,19 @@ def draw_outputs(
             "select must be a function of the model's output, such as lambda output: output[0], "
             f"got {shown(select)}."
         )
+    if devices is not None:
+        if differentiable:
+            raise ValueError("devices= draws in other processes, where gradients do not reach.")
+        options = {"sampler": sampler, "chunk_size": chunk_size}
+        options |= {"batch_size": batch_size, "select": select}
+        work = Work(source, inputs, _draw_part, options)
+        for network, samples in parts_of(work, num_samples, seed, devices):
+            consume = consumer(network)
+            for part in samples:
+                consume.take(part)
+            for finish in consume.finish:
+                finish()
+        return
     batches = _batches(inputs, batch_size)
     needs_examples = None
     if batch_size is not None or isinstance(inputs, DataLoader):
@@ -122,6 +137,17 @@ def draw_outputs(
             finish()
 
 
+def _draw_part(
+    network: nn.Module, inputs: Any, num_samples: int, seed: int, options: dict[str, Any]
+) -> Tensor:
+    """Some samples of one network, with a seed of their own."""
+    chunks: list[Tensor] = []
+    draw_outputs(
+        network, inputs, num_samples, lambda _: Consumer(chunks.append), seed=seed, **options
+    )
+    return torch.cat(chunks)
+
+
 def _seed_of(seed: int, network: int) -> int:
     """A seed for each network, all different; a single network has the given one."""
     if network == 0:
@@ -149,7 +175,7 @@ def _call(
         # A model may write into what it is given: every sample gets it as it was.
         fresh_args, fresh_kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
         output = network(*fresh_args, **fresh_kwargs)
-        output = _logits_in(output) if select is None else select(output)
+        output = logits_in(output) if select is None else select(output)
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"The model must return a tensor, or something with a tensor called logits, got "

@@ -17,6 +17,7 @@ class Options(TypedDict, total=False):
     chunk_size: int | None
     batch_size: int | None
     select: Callable[[Any], Tensor] | None
+    devices: int | None
 
 
 def require_several(what: str, num_samples: int) -> None:

@@ -72,6 +72,7 @@ def predict_moments(
     chunk_size: int | None = None,
     batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
+    devices: int | None = None,
     return_stderr: bool = False,
 ) -> Any:
     """Mean, aleatoric and epistemic variance of a regression.
@@ -99,6 +100,9 @@ def predict_moments(
             `unsqueeze(0)`.
         select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
             called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
+        devices: Processes that share the samples. Numbers then depend on the seed, and not on how
+            many processes there are, one included; they are others than without `devices`. A script
+            needs `if __name__ == "__main__":`.
         return_stderr: Return `(moments, standard errors)`, the latter in the same form.
     """
     if return_stderr or is_one(model):
@@ -126,6 +130,7 @@ def predict_moments(
         chunk_size=chunk_size,
         batch_size=batch_size,
         select=select,
+        devices=devices,
     )
     moments = PredictiveMoments(means.mean, noises.mean, means.variance())
     if not return_stderr:

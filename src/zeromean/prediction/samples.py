@@ -33,6 +33,7 @@ def sample_outputs(
     chunk_size: int | None = None,
     batch_size: int | None = None,
     select: Callable[[Any], Tensor] | None = None,
+    devices: int | None = None,
     differentiable: bool = False,
 ) -> Tensor:
     """Outputs of the random network, `(num_samples, batch, …)`; of several, one after the other.
@@ -61,6 +62,9 @@ def sample_outputs(
             `unsqueeze(0)`.
         select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
             called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
+        devices: Processes that share the samples. Numbers then depend on the seed, and not on how
+            many processes there are, one included; they are others than without `devices`. A script
+            needs `if __name__ == "__main__":`.
         differentiable: Keep the graph, for gradients through the samples.
     """
     chunks: list[Tensor] = []
@@ -74,6 +78,7 @@ def sample_outputs(
         chunk_size=chunk_size,
         batch_size=batch_size,
         select=select,
+        devices=devices,
         differentiable=differentiable,
     )
     return torch.cat(chunks)

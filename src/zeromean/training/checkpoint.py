@@ -131,7 +131,7 @@ def load_tensors(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(content) as archive:
             damaged = archive.testzip()  # torch.load does not look at the checksums.
         content.seek(0)
-        state = torch.load(content, weights_only=True)
+        state = torch.load(content, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a dozen kinds here, depending on where it is cut.
         raise DamagedError(f"{path} is cut short or damaged.") from error
     if damaged is not None or not isinstance(state, dict):

@@ -13,8 +13,14 @@ from zeromean.training.objective import linear_warmup
 
 Decay = Literal["linear", "constant", "one-cycle"]
 OptimizerName = Literal["adam", "sgd"]
-Precision = Literal["float32", "bfloat16"]
-_WORDS: dict[str, Any] = {"decay": Decay, "optimizer": OptimizerName, "precision": Precision}
+Precision = Literal["float32", "bfloat16", "float16"]
+MonitorMode = Literal["min", "max"]
+_WORDS: dict[str, Any] = {
+    "decay": Decay,
+    "optimizer": OptimizerName,
+    "precision": Precision,
+    "monitor_mode": MonitorMode,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +30,7 @@ class TrainingConfig:
     epochs: int
     """Passes over the training set."""
     batch_size: int = 200
-    """Objects in a mini-batch."""
+    """Examples in a mini-batch, over all processes; a DataLoader has batches of its own."""
     lr: float = 1e-3
     """Learning rate at the first step, or at the peak of "one-cycle"."""
     log_alpha_lr: float | None = None
@@ -75,8 +81,20 @@ class TrainingConfig:
     """Part of every label's probability that goes to all classes alike, in the loss. What is
     trained is then no bound of the evidence; `nll` and `elbo` of the metrics are without it."""
     precision: Precision = "float32"
-    """"bfloat16" computes forward and backward passes in it where torch's autocast does; weights,
-    the KL term, the loss and the optimizer stay in float32, and so do evaluations."""
+    """"bfloat16" and "float16" compute forward and backward passes in it where torch's autocast
+    does; weights, the KL term, the loss and the optimizer stay in float32, and so do evaluations.
+    "float16" scales the loss, and leaves out steps whose gradients overflow all the same."""
+    accumulate: int = 1
+    """Mini-batches whose gradients are averaged for a step of the optimizer. Rates, the warm-up and
+    the average of the weights count steps."""
+    monitor: str | None = None
+    """A number of `metrics.jsonl` by which an epoch is judged, such as "validation_nll": the run
+    ends with the weights of the best epoch."""
+    patience: int | None = None
+    """Epochs in a row without a better one after which the run stops. By default it does not."""
+    monitor_mode: MonitorMode | None = None
+    """Whether the smallest ("min") or the largest ("max") number is best; by default as its name
+    says: accuracies and the ELBO are to be large, the loss, nll, KL and RMSE small."""
     seed: int = 0
     """Seed of the batches' order and of all noise."""
 
@@ -91,16 +109,21 @@ class TrainingConfig:
                 value = tuple(float(bound) for bound in value)
             elif field.name == "clip_log_alpha" and value is not None:
                 raise TypeError(f"clip_log_alpha must be (low, high), got {shown(value)}.")
+            elif field.name == "monitor":
+                if value is not None and not (isinstance(value, str) and value):
+                    raise TypeError(f"monitor must be the name of a metric, got {shown(value)}.")
             elif field.name not in _WORDS and (value is not None or field.default is not None):
                 require_numbers(**{field.name: value})
             object.__setattr__(self, field.name, value)
-        for name in ("epochs", "batch_size", "seed"):
-            if not float(getattr(self, name)).is_integer():
-                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)}.")
-            object.__setattr__(self, name, int(getattr(self, name)))
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("epochs", "batch_size", "seed", "accumulate", "patience"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not float(value).is_integer():
+                raise ValueError(f"{name} must be a whole number, got {value}.")
+            if name != "seed" and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {int(value)}.")
+            object.__setattr__(self, name, int(value))
         for name in ("kl_warmup_epochs", "prune_after_epochs", "seed"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -128,12 +151,22 @@ class TrainingConfig:
         if self.log_alpha_beta2 is not None and not 0 <= self.log_alpha_beta2 < 1:
             raise ValueError(f"log_alpha_beta2 must be in [0, 1), got {self.log_alpha_beta2}.")
         for name, choices in _WORDS.items():
-            require_choice(name, getattr(self, name), get_args(choices))
+            if name != "monitor_mode" or self.monitor_mode is not None:
+                require_choice(name, getattr(self, name), get_args(choices))
+        if self.monitor is None and (self.patience is not None or self.monitor_mode is not None):
+            raise ValueError(
+                "patience and monitor_mode are about a metric; say which: "
+                "monitor='validation_nll', with validation= in fit."
+            )
+        if self.monitor is not None:
+            # Found out before training, and not after its first epoch.
+            object.__setattr__(self, "monitor_mode", self.monitor_mode or mode_of(self.monitor))
 
     def described(self) -> dict[str, Any]:
         """Fields by name; what came later only where it is set, so that older files stay good."""
         later = ("log_alpha_beta2", "scale_lr", "scale_decay", "peak_at", "optimizer", "momentum")
-        later = (*later, "label_smoothing", "precision")
+        later = (*later, "label_smoothing", "precision", "accumulate", "monitor", "patience")
+        later = (*later, "monitor_mode")
         unset = {field.name: field.default for field in fields(self) if field.name in later}
         return {k: v for k, v in asdict(self).items() if k not in unset or v != unset[k]}
 
@@ -153,3 +186,16 @@ class TrainingConfig:
         if self.kl_warmup_epochs == 0:
             return self.beta
         return linear_warmup(self.kl_warmup_epochs * steps_per_epoch, end=self.beta)(step)
+
+
+def mode_of(metric: str) -> MonitorMode:
+    """Whether a metric is to be small or large, by its name."""
+    modes: dict[str, MonitorMode] = {"accuracy": "max", "elbo": "max", "data_term": "max"}
+    modes |= {"nll": "min", "loss": "min", "rmse": "min", "kl": "min", "error": "min"}
+    for ending, mode in modes.items():
+        if metric == ending or metric.endswith(f"_{ending}"):
+            return mode
+    raise ValueError(
+        f"Whether a small or a large {metric} is good does not follow from its name; say "
+        "monitor_mode='min' or 'max'."
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -18,20 +18,20 @@ from zeromean.compression.prune import EmptiedWarning, prune_, require_prunable
 from zeromean.prediction.probabilities import require_logits
 from zeromean.training.collapse import CollapseWatch
 from zeromean.training.config import TrainingConfig
+from zeromean.training.devices import generator_state, set_generator_state
 from zeromean.training.layer_monitor import why_not_finite
+from zeromean.training.likelihoods import Likelihood, as_likelihood, require_classes_of
+from zeromean.training.mini_batches import outputs_of, split_batch
 from zeromean.training.objective import clip_log_alpha_, elbo_loss, kl_by_layer, kl_divergence
 from zeromean.training.optimizers import NesterovAndAdam
 from zeromean.training.parameter_groups import parameter_groups, require_optimized
-from zeromean.training.precision import autocast
+from zeromean.training.precision import autocast, in_full
 from zeromean.training.randomness import derived_seed
 from zeromean.training.ranks import seed_rank
 from zeromean.training.weight_average import WeightAverage
 
-
-class Likelihood(Protocol):
-    """What the data term needs: see `zeromean.training.likelihoods`."""
-
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+# Outputs that autocast has left in one of these are taken back to float32.
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 class ElboModule(pl.LightningModule):
@@ -41,11 +41,16 @@ class ElboModule(pl.LightningModule):
     moving average where the configuration asks for one. What `fit` records besides is the work of
     its callback.
 
+    A batch is `(inputs, targets)`, or a mapping of the model's arguments with the targets under
+    `labels` or `targets` in it.
+
     Args:
         model: Maps inputs to logits, or to what the likelihood asks for.
-        num_data: Objects in the whole training set.
-        steps_per_epoch: Mini-batches in an epoch.
-        likelihood: The data term, whose parameters are trained too. Default: cross-entropy.
+        num_data: Examples in the whole training set.
+        steps_per_epoch: Mini-batches in an epoch. Where gradients are accumulated, rates and the
+            warm-up count steps of the optimizer, of which there are fewer.
+        likelihood: The data term: an object with a method `nll(outputs, targets)`, whose parameters
+            are trained too, or a function of both. Default: cross-entropy.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class ElboModule(pl.LightningModule):
         *,
         num_data: int,
         steps_per_epoch: int,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
     ):
         super().__init__()
         require_model(model)
@@ -63,28 +68,39 @@ class ElboModule(pl.LightningModule):
             raise TypeError(f"config must be a TrainingConfig, got {shown(config)}.")
         num_data = require_integer("num_data", num_data, at_least=1)
         steps_per_epoch = require_integer("steps_per_epoch", steps_per_epoch, at_least=1)
-        if likelihood is not None and (
-            isinstance(likelihood, type) or not callable(getattr(likelihood, "nll", None))
-        ):
-            raise TypeError(
-                "likelihood must have a method nll(outputs, targets), as zm.GaussianLikelihood() "
-                f"has, got {shown(likelihood)}."
-            )
         self.model = model
         self.config = config
         self.num_data = num_data
         self.steps_per_epoch = steps_per_epoch
-        self.likelihood = likelihood
+        self.likelihood = as_likelihood(likelihood)
         self.averages = EpochAverages()
         self.collapse = CollapseWatch()
         if config.prune_after_epochs is not None:
             require_prunable(model)
         self.weight_average: WeightAverage | None = None
         if config.average_epochs is not None:
-            self.weight_average = WeightAverage(model, config.average_epochs * steps_per_epoch)
+            num_steps = config.average_epochs * self.optimizer_steps
+            self.weight_average = WeightAverage(model, num_steps)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.model(inputs)
+    @property
+    def likelihood_state(self) -> nn.Module | None:
+        """The likelihood where it has something to remember."""
+        has_state = isinstance(self.likelihood, nn.Module) and self.likelihood.state_dict()
+        return self.likelihood if has_state else None  # pyright: ignore
+
+    @property
+    def accumulate(self) -> int:
+        """Mini-batches for a step of the optimizer: those of the Trainer, where there is one."""
+        trainer = self._trainer
+        return getattr(trainer, "accumulate_grad_batches", self.config.accumulate)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of the optimizer in an epoch."""
+        return math.ceil(self.steps_per_epoch / self.accumulate)
+
+    def forward(self, inputs: Any) -> Tensor:
+        return outputs_of(self.model, inputs)
 
     def configure_optimizers(self) -> Any:
         config = self.config
@@ -99,17 +115,25 @@ class ElboModule(pl.LightningModule):
             scale_decay=config.scale_decay,
         )
         eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
+        # Fused steps take the scale of float16's gradients off by themselves, too late to clip.
+        fused = config.precision != "float16"
         if config.optimizer == "sgd":
             _require_rate_of_log_alpha(groups, config)
-            optimizer = NesterovAndAdam(groups, momentum=config.momentum, eps=eps)
+            optimizer = NesterovAndAdam(groups, momentum=config.momentum, eps=eps, fused=fused)
         else:
-            optimizer = torch.optim.Adam(groups, eps=eps, fused=True)
+            optimizer = torch.optim.Adam(groups, eps=eps, fused=fused)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: config.lr_factor(step, self.steps_per_epoch)
+            optimizer, lambda step: config.lr_factor(step, self.optimizer_steps)
         )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def on_train_start(self) -> None:
+        if self.config.accumulate not in (1, self.accumulate):
+            raise ValueError(
+                f"The configuration accumulates {self.config.accumulate} batches and the Trainer "
+                f"{self.accumulate}; give the Trainer accumulate_grad_batches="
+                f"{self.config.accumulate}."
+            )
         world = self.trainer.world_size
         if world > 1:
             # Lightning seeds all ranks alike; the noise of each must be its own.
@@ -117,6 +141,8 @@ class ElboModule(pl.LightningModule):
         require_optimized(self, *self.trainer.optimizers)
 
     def on_train_epoch_end(self) -> None:
+        if not self.trainer.is_global_zero:
+            return
         with torch.no_grad():
             self.collapse.end_epoch(kl_by_layer(self.model))
 
@@ -130,26 +156,29 @@ class ElboModule(pl.LightningModule):
                 prune_(self.model)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        inputs, targets = batch
-        step = self.current_epoch * self.steps_per_epoch + batch_idx
-        beta = self.config.kl_weight(step, self.steps_per_epoch)
-        noise = torch.get_rng_state()
+        inputs, targets = split_batch(batch)
+        precision, device = self.config.precision, targets.device
+        step = self.current_epoch * self.optimizer_steps + batch_idx // self.accumulate
+        beta = self.config.kl_weight(step, self.optimizer_steps)
+        noise = generator_state(device)
 
         def loss_and_nll() -> tuple[Tensor, Tensor]:
-            with autocast(self.config.precision, inputs.device.type):
-                outputs = self.model(inputs)
-            if outputs.dtype == torch.bfloat16:
+            with autocast(precision, device.type):
+                outputs = outputs_of(self.model, inputs)
+            if outputs.dtype in _SHORT:
                 outputs = outputs.float()
-            if self.likelihood is None and batch_idx == 0:
-                require_logits(self.model, outputs)
-            data_loss, nll = self._data_loss_and_nll(outputs, targets)
-            kl = kl_divergence(self.model)
-            return elbo_loss(data_loss, kl, num_data=self.num_data, beta=beta), nll
+            with in_full(precision, device.type):
+                if self.likelihood is None and batch_idx == 0:
+                    require_logits(self.model, outputs)
+                    require_classes_of(outputs, targets)
+                data_loss, nll = self._data_loss_and_nll(outputs, targets)
+                kl = kl_divergence(self.model)
+                return elbo_loss(data_loss, kl, num_data=self.num_data, beta=beta), nll
 
         loss, nll = loss_and_nll()
         value = loss.item()
         if not math.isfinite(value):
-            torch.set_rng_state(noise)
+            set_generator_state(device, noise)
             reason = why_not_finite(self.model, inputs, loss_and_nll)
             raise ValueError(
                 f"The loss became {value} in epoch {self.current_epoch + 1} at step "
@@ -157,14 +186,21 @@ class ElboModule(pl.LightningModule):
             )
         self.averages.add(nll.item(), value, len(targets), beta)
         self.collapse.add(targets, nll.item())
-        return loss
+        if self.accumulate == 1:
+            return loss
+        # Lightning divides by their number also where the last step has fewer batches.
+        begun = batch_idx // self.accumulate * self.accumulate
+        return loss * (self.accumulate / min(self.accumulate, self.steps_per_epoch - begun))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % self.accumulate and batch_idx + 1 != self.steps_per_epoch:
+            return  # No step of the optimizer.
         if self.config.clip_log_alpha is not None:
             low, high = self.config.clip_log_alpha
             clip_log_alpha_(self.model, low=low, high=high)
         if self.weight_average is not None:
-            self.weight_average.update(self.current_epoch * self.steps_per_epoch + batch_idx)
+            step = self.current_epoch * self.optimizer_steps + batch_idx // self.accumulate
+            self.weight_average.update(step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.weight_average is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from zeromean.conversion.certificate import VARIANCE_LAYER_LOG_ALPHA, effective_log_alpha
 from zeromean.distributions.posteriors.posterior import Posterior
@@ -60,13 +61,14 @@ def not_finite_parameters(model: nn.Module) -> dict[str, list[str]]:
     return found
 
 
-def why_not_finite(model: nn.Module, inputs: Tensor, loss: Callable[[], Any]) -> str:
+def why_not_finite(model: nn.Module, inputs: Any, loss: Callable[[], Any]) -> str:
     """Where a loss that is not finite comes from, in words that name the layer.
 
     Args:
         loss: Computes the loss once more, with the same noise.
     """
-    if not inputs.isfinite().all():
+    tensors = [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
+    if not all(tensor.isfinite().all() for tensor in tensors):
         return "the inputs of the batch are not finite; clean the data"
     parameters = not_finite_parameters(model)
     if parameters:

@@ -1,8 +1,10 @@
-"""Gaussian likelihoods for regression: the noise of the targets, learned or predicted."""
+"""The data term: Gaussian likelihoods for regression, classes, and functions of one's own."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,77 @@ from zeromean.arguments import (
 )
 
 _LOG_TWO_PI = math.log(2 * math.pi)
+
+
+class Likelihood(Protocol):
+    """What the data term needs; parameters of a module that is one are trained too."""
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood, averaged over the examples."""
+        ...
+
+
+class FunctionLikelihood(nn.Module):
+    """A likelihood that is a function of outputs and targets, such as `nn.PoissonNLLLoss()`.
+
+    Args:
+        function: Gives the negative log-likelihood, averaged over the examples.
+    """
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.function = function
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood, averaged over the examples."""
+        nll = self.function(outputs, targets)
+        if not isinstance(nll, Tensor) or nll.dim() > 0:
+            raise ValueError(
+                "A likelihood must give one number, averaged over the examples, got "
+                f"{shown(nll)}; use nll.mean()."
+            )
+        return nll
+
+
+def as_likelihood(value: Any) -> Likelihood | None:
+    """What has a method `nll`, a function of outputs and targets, or None for classes."""
+    if value is None or (not isinstance(value, type) and callable(getattr(value, "nll", None))):
+        return value
+    if isinstance(value, type) or not callable(value):
+        raise TypeError(
+            "likelihood must have a method nll(outputs, targets), as zm.GaussianLikelihood() has, "
+            f"or be a function of outputs and targets, got {shown(value)}."
+        )
+    function: Any = value
+    return FunctionLikelihood(function)
+
+
+def require_class_targets(targets: Tensor) -> None:
+    """Refuse targets that are no classes, where no likelihood has been chosen."""
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(
+            f"Without a likelihood targets must be classes, whole numbers, got {targets.dtype} of "
+            f"shape {tuple(targets.shape)}; for a regression pass "
+            "likelihood=zm.GaussianLikelihood()."
+        )
+
+
+def require_classes_of(outputs: Tensor, targets: Tensor) -> None:
+    """Refuse targets that are no classes of these outputs."""
+    require_class_targets(targets)
+    wanted = (outputs.shape[0], *outputs.shape[2:])
+    if outputs.dim() < 2 or targets.shape != wanted:
+        raise ValueError(
+            f"For outputs of shape {tuple(outputs.shape)} targets must be classes of shape "
+            f"{wanted}, got {tuple(targets.shape)}."
+        )
+    low, high = int(targets.min()), int(targets.max())
+    # -100 is what torch's cross-entropy leaves out.
+    if (low < 0 and low != -100) or high >= outputs.shape[1]:
+        raise ValueError(
+            f"Targets must be classes from 0 to {outputs.shape[1] - 1}, as many as the model has "
+            f"outputs, got {low} to {high}."
+        )
 
 
 class GaussianLikelihood(nn.Module):

@@ -21,18 +21,21 @@ class NesterovAndAdam(torch.optim.Optimizer):
         groups: As `zm.parameter_groups` makes them.
         momentum: Of SGD.
         eps: Of Adam.
+        fused: Whether torch's fused steps are taken.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, momentum: float, eps: float):
+    def __init__(
+        self, groups: list[dict[str, Any]], *, momentum: float, eps: float, fused: bool = True
+    ):
         by_adam = [group for group in groups if group["name"] in _BY_ADAM]
         by_sgd = [group for group in groups if group["name"] not in _BY_ADAM]
         self.parts: list[torch.optim.Optimizer] = []
         if by_sgd:
             nesterov = momentum > 0
-            sgd = torch.optim.SGD(by_sgd, momentum=momentum, nesterov=nesterov, fused=True)
+            sgd = torch.optim.SGD(by_sgd, momentum=momentum, nesterov=nesterov, fused=fused)
             self.parts.append(sgd)
         if by_adam:
-            self.parts.append(torch.optim.Adam(by_adam, eps=eps, fused=True))
+            self.parts.append(torch.optim.Adam(by_adam, eps=eps, fused=fused))
         super().__init__([p for group in groups for p in group["params"]], {})
         self._share_groups()
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor, nn
 
 from zeromean.layers.blocks import restored_modes
-from zeromean.prediction.classification import predict_proba
 from zeromean.training.checkpoint import CheckpointFolder
+from zeromean.training.data_sources import Data
+from zeromean.training.distributed import ALONE, Group
+from zeromean.training.early_stopping import best_epoch, is_over
 from zeromean.training.elbo_module import ElboModule
+from zeromean.training.evaluation import evaluate
 from zeromean.training.layer_monitor import (
     describe_parameters,
     layer_metrics,
@@ -28,13 +31,11 @@ from zeromean.training.randomness import (
     random_state,
     set_random_state,
 )
-from zeromean.training.weight_average import WeightAverage
-
-if TYPE_CHECKING:
-    from zeromean.data import ImageSet
+from zeromean.training.ranks import seed_rank
 
 _log = logging.getLogger("zeromean.training")
-_TEST_BATCH = 1000
+# Streams of noise, one for each set that is looked at.
+_STREAMS = {"test": 2, "validation": 4}
 
 
 class Recorder(pl.Callback):
@@ -52,29 +53,50 @@ class Recorder(pl.Callback):
         description: dict[str, Any],
         state: dict[str, Any] | None,
         *,
-        test: ImageSet | None,
+        sets: Mapping[str, Data],
         on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None,
+        group: Group = ALONE,
     ):
         self.files = files
         self.description = description
         self.state = state
-        self.test = test
+        self.sets = sets
         self.on_epoch = on_epoch
+        self.group = group
         self.history: list[dict[str, Any]] = [] if state is None else list(state["history"])
+        # Of the best epoch, where a metric is monitored: the model's state, and the likelihood's.
+        self.best: dict[str, Any] | None = None if state is None else state.get("best")
+        self.processes: list[int] = [] if state is None else list(state.get("processes", [1]))
         self.interrupt: KeyboardInterrupt | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for row in self.history:
-            _send_to_loggers(trainer, row)
+        assert isinstance(pl_module, ElboModule)
+        average = pl_module.weight_average
+        if average is not None:
+            average.to(pl_module.device)
+        if self.group.is_first:
+            for row in self.history:
+                _send_to_loggers(trainer, row)
+        if self.group.world_size not in self.processes:
+            self.processes.append(self.group.world_size)
         if self.state is not None:
             # Only here do the optimizer and the scheduler exist.
             trainer.optimizers[0].load_state_dict(self.state["optimizer"])
             _scheduler(trainer).load_state_dict(self.state["scheduler"])
+            trainer.precision_plugin.load_state_dict(self.state.get("scaler") or {})
             set_random_state(self.state["random"])
-            average = _weight_average(pl_module)
+            if pl_module.likelihood_state and self.state.get("likelihood"):
+                pl_module.likelihood_state.load_state_dict(self.state["likelihood"])
             if average is not None:
                 average.load(self.state["average"])
             self.state = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, ElboModule)
+        if self.group.world_size > 1:
+            # Of the epoch, so that nothing but the weights goes on from a checkpoint.
+            numbers = pl_module.config.seed, self.group.world_size, trainer.current_epoch
+            seed_rank(self.group.rank, derived_seed(*numbers))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, ElboModule)
@@ -85,23 +107,40 @@ class Recorder(pl.Callback):
         # Looking must not change what comes next: training is the same with and without it.
         seed = derived_seed(pl_module.config.seed, 1, epoch)
         with isolated(seed), pl_module.with_averaged_weights():
-            row = self._metrics(pl_module, epoch, trainer)
-        self.history.append(row)
-        average = _weight_average(pl_module)
-        self.files.save(
-            {
-                "description": self.description,
-                "epoch": epoch,
-                "model": dict(model.state_dict()),
-                "average": None if average is None else average.tensors,
-                "optimizer": trainer.optimizers[0].state_dict(),
-                "scheduler": _scheduler(trainer).state_dict(),
-                "random": random_state(),
-                "history": self.history,
-            }
-        )
-        self.files.append_metrics(row)
-        _send_to_loggers(trainer, row)
+            looked = self._look(pl_module)
+            row = self.group.first(lambda: self._metrics(pl_module, epoch, trainer, looked))
+            self.history.append(row)
+            if best_epoch(self.history, pl_module.config) == epoch:
+                self.best = {"model": _copied(model), "likelihood": None}
+                if pl_module.likelihood_state is not None:
+                    self.best["likelihood"] = _copied(pl_module.likelihood_state)
+        self.group.first(lambda: self._save(pl_module, epoch, trainer))
+        if self.group.is_first:
+            self.files.append_metrics(row)
+            _send_to_loggers(trainer, row)
+        if is_over(self.history, pl_module.config):
+            trainer.should_stop = True
+
+    def _save(self, module: ElboModule, epoch: int, trainer: pl.Trainer) -> None:
+        average = module.weight_average
+        state = {
+            "description": self.description,
+            "epoch": epoch,
+            "model": dict(module.model.state_dict()),
+            "average": None if average is None else average.tensors,
+            "optimizer": trainer.optimizers[0].state_dict(),
+            "scheduler": _scheduler(trainer).state_dict(),
+            "random": random_state(),
+            "history": self.history,
+            "processes": self.processes,
+        }
+        if module.likelihood_state is not None:
+            state["likelihood"] = dict(module.likelihood_state.state_dict())
+        if scaler := trainer.precision_plugin.state_dict():
+            state["scaler"] = scaler
+        if self.best is not None:
+            state["best"] = self.best
+        self.files.save(state)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -109,7 +148,28 @@ class Recorder(pl.Callback):
         if isinstance(exception, KeyboardInterrupt):
             self.interrupt = exception
 
-    def _metrics(self, module: ElboModule, epoch: int, trainer: pl.Trainer) -> dict[str, Any]:
+    def _look(self, module: ElboModule) -> dict[str, Any]:
+        """What all processes have a part in: sums over the epoch, and the sets to look at."""
+        averages, found = module.averages, {}
+        sums = [averages.num_objects, averages.nll_sum, averages.loss_sum]
+        count, averages.nll_sum, averages.loss_sum = self.group.sums(sums)
+        averages.num_objects = round(count)
+        with restored_modes(module.model):
+            for name, data in self.sets.items():
+                metrics = evaluate(
+                    module.model,
+                    data,
+                    module.likelihood,
+                    seed_of=partial(derived_seed, module.config.seed, _STREAMS[name]),
+                    device=module.device,
+                    group=self.group,
+                )
+                found |= {f"{name}_{metric}": value for metric, value in metrics.items()}
+        return found
+
+    def _metrics(
+        self, module: ElboModule, epoch: int, trainer: pl.Trainer, looked: dict[str, Any]
+    ) -> dict[str, Any]:
         model, averages = module.model, module.averages
         layers = layer_metrics(model)
         kl = math.fsum(value for name, value in layers.items() if name.startswith("kl/"))
@@ -134,10 +194,9 @@ class Recorder(pl.Callback):
             **layers,
             "new_variance_layers": list(converged),
         }
-        with restored_modes(model):
-            if self.test is not None:
-                row |= _test_metrics(model, self.test, seed=module.config.seed)
-            if self.on_epoch is not None:
+        row |= looked
+        if self.on_epoch is not None:
+            with restored_modes(model):
                 row |= self.on_epoch(epoch, model)
         return {name: _plain(name, value) for name, value in row.items()}
 
@@ -151,22 +210,8 @@ class ProgressBar(TQDMProgressBar):
         return {"loss": f"{averages.loss:.4f}", "nll": f"{averages.nll:.4f}"}
 
 
-def _test_metrics(model: nn.Module, test: ImageSet, *, seed: int) -> dict[str, float]:
-    """Accuracy (%) and negative log-likelihood of one draw of the noise."""
-    hits, nll = 0, 0.0
-    pairs = zip(test.images.split(_TEST_BATCH), test.labels.split(_TEST_BATCH), strict=True)
-    for index, (images, labels) in enumerate(pairs):
-        noise_seed = derived_seed(seed, 2, index)
-        probabilities = predict_proba(model, images, num_samples=1, seed=noise_seed)
-        chosen = probabilities.gather(1, labels.unsqueeze(1))
-        hits += int((probabilities.argmax(1) == labels).sum())
-        nll -= float(chosen.clamp_min(torch.finfo(chosen.dtype).tiny).log().sum())
-    return {"test_accuracy": 100 * hits / len(test.labels), "test_nll": nll / len(test.labels)}
-
-
-def _weight_average(module: pl.LightningModule) -> WeightAverage | None:
-    assert isinstance(module, ElboModule)
-    return module.weight_average
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 def _scheduler(trainer: pl.Trainer) -> Any:

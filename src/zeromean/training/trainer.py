@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import logging
-import re
-import shutil
-import signal
-import sys
-import warnings
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from zeromean.arguments import require_model, shown
-from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.arguments import require_flag, require_model, shown
 from zeromean.extras import how_to_install
 from zeromean.files.lock import locked
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
+from zeromean.training.children import children, pickled
 from zeromean.training.config import TrainingConfig
+from zeromean.training.data_sources import (
+    Data,
+    data_source,
+    describe_data,
+    from_module,
+    is_module,
+)
+from zeromean.training.devices import (
+    Accelerator,
+    chosen_accelerator,
+    device_of,
+)
+from zeromean.training.distributed import (
+    ALONE,
+    Group,
+    group_of,
+    is_about_others,
+    launched_elsewhere,
+)
+from zeromean.training.early_stopping import best_epoch, is_over
+from zeromean.training.identity import describe
+from zeromean.training.job import Job, why_inexact, world_size_of
+from zeromean.training.likelihoods import Likelihood, as_likelihood
 from zeromean.training.precision import require_precision
-from zeromean.training.randomness import derived_seed, isolated
+from zeromean.training.serving import served_group
+from zeromean.training.training_sets import require_sets
 from zeromean.training.weight_average import put_average_
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from zeromean.data import Batches, ImageSet
     from zeromean.data.batches import Augmentation, EpochAugmentation
-    from zeromean.training.recorder import Recorder
 
 _log = logging.getLogger("zeromean.training")
 
@@ -49,113 +65,118 @@ class FitResult:
     folder: Path
     resumed_from: int
     """Epochs that were already done when the run started; 0 for a fresh one."""
+    best_epoch: int | None = None
+    """The epoch whose weights the model has, where a metric is monitored; else it has the last."""
+    inexact: tuple[str, ...] = ()
+    """Why this run, interrupted or repeated, may end with other weights in their last digits or
+    more. Empty where it ends with the same ones bit for bit."""
 
 
 def fit(
     model: nn.Module,
-    train: ImageSet,
+    train: Data | pl.LightningDataModule,
     config: TrainingConfig,
     *,
     folder: Path | str,
-    test: ImageSet | None = None,
+    validation: Data | None = None,
+    test: Data | None = None,
+    likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
+    accelerator: Accelerator = "auto",
+    devices: int | None = None,
+    sync_batchnorm: bool = False,
+    num_data: int | None = None,
+    steps_per_epoch: int | None = None,
     callbacks: Sequence[pl.Callback] = (),
     progress: bool = True,
     on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
     augment: Augmentation | EpochAugmentation | None = None,
 ) -> FitResult:
-    """Train a classifier on the CPU, in place; resumes by itself.
+    """Train a model in place; resumes by itself.
 
     The folder gets `checkpoint.ckpt` after every epoch (and the one before as
     `checkpoint.previous.ckpt`), `metrics.jsonl` with one line for each epoch, and `logs/` for
     spreadsheets and TensorBoard. Called again with the same arguments after a crash, it goes on
-    after the last complete epoch and ends with the same weights, bit for bit, as if there had been
-    none; after the last epoch it only loads. The global random generators are left alone.
+    after the last complete epoch, and on one CPU ends with the same weights, bit for bit, as if
+    there had been none (`FitResult.inexact` says where that is not so); after the last epoch it
+    only loads. The global random generators are left alone.
 
     Args:
+        train: A pair of tensors `(inputs, targets)`, an `ImageSet`, a torch Dataset, a DataLoader
+            or anything else that gives batches whenever it is iterated over, or a
+            LightningDataModule. A batch is `(inputs, targets)`, or a mapping of the model's
+            arguments with the targets under `labels` or `targets` in it.
         folder: Folder of this run only; one that holds another run is refused, and so is one in
             which another process trains.
-        test: Adds `test_accuracy` (%) and `test_nll`, each for one draw of the noise.
-        callbacks: Lightning callbacks. They are not part of the checkpoint.
+        validation: Data like `train`: adds `validation_accuracy` (%) and `validation_nll`, each for
+            one draw of the noise, or with a likelihood `validation_nll` and `validation_rmse`;
+            what `TrainingConfig.monitor` names stops the run and chooses its weights.
+        test: The same under `test_…`, for data that nothing is chosen by.
+        likelihood: The data term: `zm.GaussianLikelihood()` and others with a method
+            `nll(outputs, targets)`, whose parameters are trained too, or a function of outputs and
+            targets that gives the mean negative log-likelihood. Default: targets are classes.
+        accelerator: "cpu", "cuda" (or "gpu"), "mps", or "auto": the best that is there.
+        devices: Processes that share every mini-batch (DDP), each with a GPU or on the CPU.
+            Default: those that torchrun has started, else one.
+        sync_batchnorm: BatchNorm's statistics are those of all processes; on GPUs.
+        num_data: Examples in the whole training set, for loaders that do not know.
+        steps_per_epoch: Batches of an epoch, for loaders that do not know.
+        callbacks: Lightning callbacks, for the first process. They are not part of the checkpoint.
         progress: Show a progress bar where the output is a terminal.
-        on_epoch: Called as `on_epoch(epoch, model)` after every epoch, counted from 1; returns
-            more metrics. The noise that it draws does not change the training.
-        augment: Passed on to `zeromean.data.Batches`.
+        on_epoch: Called as `on_epoch(epoch, model)` after every epoch, counted from 1, in the first
+            process; returns more metrics. The noise that it draws does not change the training.
+        augment: Passed on to `zeromean.data.Batches`, for tensors.
     """
     require_lightning()
     require_model(model)
-    _require_data("train", train)
-    if test is not None:
-        _require_data("test", test)
     if not isinstance(config, TrainingConfig):
         raise TypeError(
             f"config must be a TrainingConfig, got {shown(config)}; build one: "
             "TrainingConfig(epochs=10)."
         )
-    require_precision(config.precision)
     if on_epoch is not None and not callable(on_epoch):
         raise TypeError(f"on_epoch must be a function, got {shown(on_epoch)}.")
-    if len(train) == 0:
-        raise ValueError("The training set is empty.")
-    if test is not None and len(test) == 0:
-        raise ValueError("The test set is empty; leave test= out, or give it images.")
-    for data in (train, test):
-        if data is not None:
-            _require_classes(data)
-    files = CheckpointFolder(Path(folder))
-    files.create()
-    # Not the name of the lock of `zeromean run`, which may train in its own folder.
-    with locked(files.folder, "fit.lock"):
-        return _train(model, train, config, files, test, callbacks, progress, on_epoch, augment)
-
-
-def _train(
-    model: nn.Module,
-    train: ImageSet,
-    config: TrainingConfig,
-    files: CheckpointFolder,
-    test: ImageSet | None,
-    callbacks: Sequence[pl.Callback],
-    progress: bool,
-    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None,
-    augment: Augmentation | EpochAugmentation | None,
-) -> FitResult:
-    from zeromean.data import Batches
-    from zeromean.training.elbo_module import ElboModule
-    from zeromean.training.recorder import Recorder
-
-    description = _describe(model, train, config, augment)
-    state = files.load()
-    model.train()
-    done = 0
-    if state is not None:
-        require_same_run(state["description"], description, files.folder)
-        model.load_state_dict(state["model"])
-        files.write_metrics(state["history"])
-        done = state["epoch"]
-        if done >= config.epochs:
-            put_average_(model, state.get("average") or {})
-            return FitResult(model, state["history"], files.folder, done)
-        _log.info("Resuming %s after epoch %d of %d.", files.folder, done, config.epochs)
-
-    batches = Batches(
-        train,
-        config.batch_size,
-        seed=config.seed,
-        # BatchNorm can make nothing of a single image. Which one is left over depends on the epoch.
-        drop_last=len(train) > 1 and len(train) % config.batch_size == 1,
+    likelihood = as_likelihood(likelihood)
+    require_sets(likelihood, train=train, validation=validation, test=test)
+    device_of(model)
+    accelerator_here = chosen_accelerator(accelerator)
+    require_precision(config.precision, accelerator_here)
+    job = Job(
+        model=model,
+        train=train,
+        config=config,
+        folder=Path(folder),
+        validation=validation,
+        test=test,
+        likelihood=likelihood,
+        accelerator=accelerator_here,
+        sync_batchnorm=require_flag("sync_batchnorm", sync_batchnorm),
+        num_data=num_data,
+        steps_per_epoch=steps_per_epoch,
         augment=augment,
     )
-    module = ElboModule(model, config, num_data=len(train), steps_per_epoch=len(batches))
-    recorder = Recorder(files, description, state, test=test, on_epoch=on_epoch)
-    with isolated(derived_seed(config.seed, 0)), _quiet_lightning():
-        # Last, so that what other callbacks do at the end of an epoch is saved with it.
-        trainer = _trainer(module, [*callbacks, recorder], files.folder, progress)
-        counters: Any = trainer.fit_loop.epoch_progress.current
-        counters.ready = counters.started = counters.processed = counters.completed = done
-        _run(trainer, module, _loader(_OrderedByEpoch(batches, module)), recorder)
-    if module.weight_average is not None:
-        module.weight_average.swap_()
-    return FitResult(model, recorder.history, files.folder, done)
+    elsewhere = launched_elsewhere()
+    world_size = world_size_of(devices, elsewhere, job)
+    with ExitStack() as stack:
+        if world_size == 1:
+            group = ALONE
+        elif (served := served_group()) is not None:
+            group = served
+            group.share([pickled(job)])
+        elif elsewhere is not None:
+            rank, world_size = elsewhere
+            group = stack.enter_context(group_of(rank, world_size, accelerator_here))
+        else:
+            CheckpointFolder(job.folder).create()  # Before anything is started.
+            group = stack.enter_context(children(help_to_train, job, world_size, accelerator_here))
+        try:
+            return _train(job, group, callbacks, progress, on_epoch)
+        except RuntimeError as error:
+            if elsewhere is None or not is_about_others(error):
+                raise
+            raise ChildProcessError(
+                f"Another of the {world_size} processes of this training has ended; run again to "
+                "go on after the last complete epoch."
+            ) from error
 
 
 def require_lightning() -> None:
@@ -165,150 +186,110 @@ def require_lightning() -> None:
         raise ImportError(how_to_install(f"Training needs {' and '.join(missing)}", "experiments"))
 
 
-def _require_data(name: str, data: Any) -> None:
-    from zeromean.data import ImageSet
-
-    if not isinstance(data, ImageSet):
-        raise TypeError(
-            f"{name} must be a zeromean.data.ImageSet, got {shown(data)}; build one: "
-            "ImageSet(images, labels, num_classes)."
-        )
+def help_to_train(job: Job, group: Group) -> None:
+    """What a process does that is there for this training alone."""
+    _train(job, group, (), False, None)
 
 
-def _require_classes(data: ImageSet) -> None:
-    labels = data.labels
-    if labels.dim() != 1 or labels.is_floating_point():
-        raise ValueError(
-            "fit trains classifiers: labels must be classes, one integer for each image, got "
-            f"{labels.dtype} of shape {tuple(labels.shape)}; zeromean.training.ElboModule takes "
-            "another likelihood."
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= data.num_classes:
-        raise ValueError(
-            f"Labels must be from 0 to {data.num_classes - 1}, as num_classes says, got {low} to "
-            f"{high}."
-        )
+def _train(
+    job: Job,
+    group: Group,
+    callbacks: Sequence[pl.Callback],
+    progress: bool,
+    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None,
+) -> FitResult:
+    files = CheckpointFolder(job.folder)
+    with ExitStack() as stack:
+        # Not the name of the lock of `zeromean run`, which may train in its own folder.
+        group.first(lambda: (files.create(), stack.enter_context(locked(files.folder, "fit.lock"))))
+        return _train_locked(job, group, files, callbacks, progress, on_epoch)
 
 
-class _OrderedByEpoch:
-    """The batches in the order of the epoch that Lightning is in, whenever it asks."""
+def _train_locked(
+    job: Job,
+    group: Group,
+    files: CheckpointFolder,
+    callbacks: Sequence[pl.Callback],
+    progress: bool,
+    on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None,
+) -> FitResult:
+    from zeromean.training.lightning_run import run
 
-    def __init__(self, batches: Batches, module: pl.LightningModule):
-        self.batches = batches
-        self.module = module
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.batches.set_epoch(self.module.current_epoch)
-        yield from self.batches
-
-
-def _trainer(
-    module: Any, callbacks: list[pl.Callback | Recorder], folder: Path, progress: bool
-) -> pl.Trainer:
-    import lightning.pytorch as pl
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-
-    from zeromean.training.recorder import ProgressBar
-
-    for name in ("csv", "tensorboard"):
-        # The recorder writes the epochs of a resumed run again; old files would repeat them.
-        shutil.rmtree(folder / "logs" / name, ignore_errors=True)
-    show_progress = progress and sys.stdout.isatty()
-    return pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=module.config.epochs,
-        gradient_clip_val=module.config.clip_gradient,
-        callbacks=[*callbacks, ProgressBar()] if show_progress else callbacks,
-        enable_progress_bar=show_progress,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        logger=[
-            CSVLogger(folder, name="logs", version="csv"),
-            TensorBoardLogger(folder, name="logs", version="tensorboard"),
-        ],
-        log_every_n_steps=module.steps_per_epoch,
-        default_root_dir=folder,
+    job = _with_loaders(job, group)
+    model, config = job.model, job.config
+    source = data_source(
+        job.train,
+        config,
+        num_data=job.num_data,
+        steps_per_epoch=job.steps_per_epoch,
+        augment=job.augment,
+        rank=group.rank,
+        num_ranks=group.world_size,
+    )
+    description = describe(
+        model,
+        config,
+        data=source.description or describe_data(job.train),
+        augment=job.augment,
+        likelihood=job.likelihood,
+        validation=None if job.validation is None else describe_data(job.validation),
     )
 
+    def found() -> dict[str, Any] | None:
+        state = files.load()
+        if state is not None:
+            require_same_run(state["description"], description, files.folder)
+            files.write_metrics(state["history"])
+        return state
 
-def _loader(batches: _OrderedByEpoch) -> Any:
-    """What Lightning makes of the batches anyway, without the warning that it gives there.
-
-    Lightning 2.6 builds it with a class that torch has deprecated since (its issue 21326).
-    """
-    from lightning.pytorch.utilities import CombinedLoader
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        return CombinedLoader(batches, "max_size_cycle")
-
-
-def _run(trainer: pl.Trainer, module: pl.LightningModule, batches: Any, recorder: Recorder) -> None:
-    from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    try:
-        trainer.fit(module, batches)
-    except SIGTERMException:
-        # Lightning would leave the interpreter as if nothing had happened.
-        print(
-            f"terminated; run again to go on after epoch {len(recorder.history)}", file=sys.stderr
-        )
-        raise SystemExit(128 + signal.SIGTERM) from None
-    except SystemExit:
-        if recorder.interrupt is None:
-            raise
-        # Lightning answers Ctrl-C by ignoring further ones for good and leaving the interpreter.
-        signal.signal(signal.SIGINT, on_interrupt)
-        raise recorder.interrupt from None
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Without what Lightning says about hardware and products on every run."""
-    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    state = group.first(found)
+    model.train()
+    done = 0 if state is None else state["epoch"]
+    if state is not None:
+        model.load_state_dict(state["model"])
+        if is_over(state["history"], config):
+            return _finished(job, state["history"], state, done, why_inexact(job, source, state))
+        _log.info("Resuming %s after epoch %d of %d.", files.folder, done, config.epochs)
+    device = device_of(model)
+    recorder = run(
+        job,
+        source,
+        group,
+        files=files,
+        description=description,
+        state=state,
+        callbacks=callbacks,
+        progress=progress,
+        on_epoch=on_epoch,
+    )
+    model.to(device)  # Lightning leaves it on the CPU.
+    left = {"best": recorder.best, "processes": recorder.processes}
+    return _finished(job, recorder.history, left, done, why_inexact(job, source, left))
 
 
-def _describe(
-    model: nn.Module, train: ImageSet, config: TrainingConfig, augment: Any
-) -> dict[str, Any]:
-    """What has to be the same for a run to be resumed."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    text = repr(model)
-    if config.prune_after_epochs is not None:
-        # Masks come in the course of the run, and a model in hand may have them when it is resumed.
-        for name, module in model.named_modules():
-            if isinstance(module, Posterior):
-                shapes.pop(f"{name}.mask" if name else "mask", None)
-        text = re.sub(r", pruned|, \d+ left", "", text)
-    return {
-        "config": config.described(),
-        "model": _without_addresses(f"{text} {shapes}"),
-        "augment": _without_addresses(repr(augment)),
-        "data": f"{len(train)} images, checksum {_checksum(train.images, train.labels)}",
-    }
+def _finished(
+    job: Job,
+    history: list[dict[str, Any]],
+    state: dict[str, Any],
+    done: int,
+    inexact: tuple[str, ...],
+) -> FitResult:
+    """The result of a run that is over, with the weights that count in the model."""
+    best = state.get("best")
+    if best is not None:
+        job.model.load_state_dict(best["model"])
+    elif state.get("average"):
+        put_average_(job.model, state["average"])
+    likelihood = (best or state).get("likelihood")
+    if likelihood is not None and isinstance(job.likelihood, nn.Module):
+        job.likelihood.load_state_dict(likelihood)
+    epoch = None if best is None else best_epoch(history, job.config)
+    return FitResult(job.model, history, job.folder, done, epoch, inexact)
 
 
-def _without_addresses(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-
-
-def _checksum(*tensors: Tensor) -> str:
-    value = 0
-    for tensor in tensors:
-        content: Any = tensor.detach().cpu().contiguous().numpy()
-        value = zlib.crc32(content, value)
-    return f"{value:08x}"
+def _with_loaders(job: Job, group: Group) -> Job:
+    """The job with the loaders of its data module, where it has one."""
+    if not is_module(job.train):
+        return job
+    train, validation = from_module(job.train, group.first)
+    return replace(job, train=train, validation=job.validation or validation)

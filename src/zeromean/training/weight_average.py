@@ -31,6 +31,10 @@ class WeightAverage:
             if tensor.is_floating_point()
         }
 
+    def to(self, device: torch.device) -> None:
+        """Move the average to where the model is."""
+        self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take the weights in after a step, counted from 0."""

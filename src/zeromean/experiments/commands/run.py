@@ -27,6 +27,8 @@ class RunOptions:
     """One run for each; default: the one of --seed."""
     jobs: int = 1
     """Runs at a time, in processes of one thread each."""
+    dask: str | None = None
+    """Address of a Dask scheduler: its workers make the runs, in a folder that all share."""
     runs: Path = Path("runs")
     """Folder of the runs; finished ones in it are skipped, interrupted ones resumed."""
     data_dir: Path | None = None
@@ -74,7 +76,7 @@ class ConfiguredRun:
         )
         seeds = options.seeds or (self.config.seed,)
         folders = runner.run_experiment(
-            self.name, self.config, seeds, place=place, jobs=options.jobs
+            self.name, self.config, seeds, place=place, jobs=options.jobs, dask=options.dask
         )
         _print_metrics(self.name, folders)
         return 0

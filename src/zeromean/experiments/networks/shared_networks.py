@@ -61,12 +61,15 @@ def train(
             data,
             config,
             folder=folder,
+            accelerator="cpu",  # As the records were made.
             on_epoch=_timed(on_epoch, cpu),
             augment=augment,
             callbacks=callbacks,
             # Several processes would draw their bars over each other.
             progress=log.progress and multiprocessing.parent_process() is None,
         )
+    for reason in result.inexact:
+        log.say(f"{name}: not repeatable bit for bit, since {reason}")
     log.note_origin(f"network {folder}", was_there=result.resumed_from > 0)
     log.note_network(f"network {folder}", cpu)
     for row in result.history:

@@ -48,11 +48,13 @@ def run_experiment(
     *,
     place: Place = Place(),
     jobs: int = 1,
+    dask: str | None = None,
 ) -> list[Path]:
     """Run an experiment for every seed and return the folders of the runs.
 
     Args:
         jobs: Processes at a time, of one thread each; with 1 everything runs in this process.
+        dask: Address of a Dask scheduler, whose workers then make the runs.
 
     Raises:
         ValueError: For what the user can mend; so are the others of MENDABLE.
@@ -69,9 +71,22 @@ def run_experiment(
     ]
     if place.progress and len(pending) < len(configs):
         print(f"{len(configs) - len(pending)} of {len(configs)} finished before", file=sys.stderr)
-    if jobs == 1 or not pending:
-        for c in pending:
-            run_one(name, c, place)
+    if dask is not None:
+        from zeromean.experiments.runs.cluster import run_many
+
+        run_many(name, pending, place=place, client=dask)
+    elif jobs == 1 or not pending:
+        from zeromean.training.serving import led_by_the_first
+
+        with led_by_the_first() as is_first:
+            if not is_first:
+                return []  # The first has written everything.
+            for c in pending:
+                run_one(name, c, place)
+    elif int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError(
+            "--jobs gives each run a process of its own, and torchrun one run several; choose one."
+        )
     else:
         run_in_processes(partial(run_one, name, place=place), pending, jobs)
     return folders

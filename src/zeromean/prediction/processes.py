@@ -1,0 +1,66 @@
+"""How processes are started that help this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
+
+import torch
+
+
+def start_context() -> BaseContext:
+    """Fresh interpreters where they can find what this one has defined, and else copies of it.
+
+    A fork of a process that has used torch's threads can hang, so that a script or a module gets
+    new interpreters ("spawn"), which import it again. What an interactive session has defined
+    nobody can import: there it must be a fork, whose processes then have one thread each.
+    """
+    return multiprocessing.get_context("fork" if _is_interactive() else "spawn")
+
+
+def _is_interactive() -> bool:
+    if sys.platform != "linux" or torch.cuda.is_initialized():
+        return False  # Forks of CUDA, and of Apple's frameworks, do not work.
+    main = sys.modules["__main__"]
+    return getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+
+
+@contextmanager
+def prepared_for_children(num_threads: int) -> Iterator[None]:
+    """What a child finds before it imports torch: its number of threads, and deaf to Ctrl-C.
+
+    It is the parent that ends its children.
+    """
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main_thread else None
+    try:
+        yield
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGINT, handler)
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def become_child(num_threads: int) -> None:
+    """At the start of a child: its threads, and that it ends with its parent."""
+    torch.set_num_threads(num_threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its children, so they watch it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

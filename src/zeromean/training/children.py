@@ -1,0 +1,171 @@
+"""Processes that are started for one training, with this one as the first of them."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from zeromean.prediction.processes import (
+    become_child,
+    prepared_for_children,
+    start_context,
+)
+from zeromean.training.distributed import MENDABLE, Group, group_of, is_about_others
+
+# Seconds. A child imports torch and Lightning, on a busy machine perhaps.
+_TO_START = 600.0
+# What a child needs to say what has happened to it, or to end by itself.
+_TO_END = 20.0
+
+
+@contextmanager
+def children(
+    work: Callable[[Any, Group], None], job: Any, world_size: int, accelerator: str
+) -> Iterator[Group]:
+    """Start the other processes, which call `work(job, group)`, and give this one's group.
+
+    They end with the block, however it ends. Where one of them ends too early, the block's own
+    exception, which is about a connection that broke, gives way to a sentence about that.
+
+    Args:
+        work: A function at the top of a module.
+    """
+    context: Any = start_context()
+    forked = context.get_start_method() == "fork"
+    # A child of a fork has the job as it is. To the others it is sent.
+    content = None if forked else pickled(job)
+    threads_before = torch.get_num_threads()
+    threads = 1 if forked else max(1, threads_before // world_size)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    started: dict[int, tuple[Any, Connection]] = {}
+    over = False
+    try:
+        for rank in range(1, world_size):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_run,
+                args=(rank, world_size, accelerator, store.port, there, threads, work),
+                kwargs={"job": job if forked else None},
+                name=f"rank {rank}",
+            )
+            with prepared_for_children(threads):
+                process.start()
+            there.close()
+            started[rank] = process, here
+        _wait_until_ready(started)
+        torch.set_num_threads(threads)
+        with group_of(0, world_size, accelerator, store=store, local=True) as group:
+            group.share([content])
+            yield group
+        over = True
+    except RuntimeError as error:
+        if not is_about_others(error):
+            raise
+        _explain(started, error)
+    finally:
+        torch.set_num_threads(threads_before)
+        for process, connection in started.values():
+            # None has anything to save, but the last exchange must be over for all.
+            if over:
+                connection.poll(_TO_END)
+            process.kill()
+            process.join()
+            connection.close()
+
+
+def _run(
+    rank: int,
+    world_size: int,
+    accelerator: str,
+    port: int,
+    connection: Connection,
+    threads: int,
+    work: Callable[[Any, Group], None],
+    job: Any,
+) -> None:
+    """What a child does, from its first moment to its last."""
+    become_child(threads)
+    try:
+        connection.send(("ready",))
+        store = TCPStore("127.0.0.1", port, is_master=False)
+        with group_of(rank, world_size, accelerator, store=store, local=True) as group:
+            content: list[Any] = [None]
+            group.share(content)
+            if content[0] is not None:
+                job = pickle.loads(content[0])
+            work(job, group)
+    except Exception as error:
+        mendable = type(error).__name__ in MENDABLE
+        text = str(error) if mendable else traceback.format_exc()
+        kind = "peer" if is_about_others(error) else type(error).__name__
+        connection.send((kind, text))
+    else:
+        connection.send(("done",))
+
+
+def pickled(job: Any) -> bytes:
+    try:
+        return pickle.dumps(job)
+    except Exception as error:  # pickle raises many kinds.
+        raise TypeError(
+            f"The model, the data or the likelihood cannot be sent to other processes ({error}); "
+            "define classes and functions at the top of a module, and use no lambda; or start the "
+            "script by torchrun, where nothing is sent."
+        ) from error
+
+
+def _wait_until_ready(started: dict[int, tuple[Any, Connection]]) -> None:
+    waiting = {connection: rank for rank, (_, connection) in started.items()}
+    while waiting:
+        ready = wait(list(waiting), timeout=_TO_START)
+        if not ready:
+            raise ChildProcessError(
+                f"{len(waiting)} processes have not started within {_TO_START:.0f} s."
+            )
+        for connection in ready:
+            rank = waiting.pop(connection)  # pyright: ignore
+            try:
+                connection.recv()  # pyright: ignore
+            except EOFError:
+                process = started[rank][0]
+                process.join()
+                raise ChildProcessError(
+                    f"Process {rank} has ended while it started (code {process.exitcode}); in a "
+                    "script, the call must stand under `if __name__ == '__main__':`, since other "
+                    "processes import it."
+                ) from None
+
+
+def _explain(started: dict[int, tuple[Any, Connection]], error: RuntimeError) -> NoReturn:
+    """Say which process ended the training: the one that died, or that raised something."""
+    said: dict[int, tuple[str, str]] = {}
+    dead: dict[int, Any] = {}
+    for rank, (process, connection) in started.items():
+        try:
+            if connection.poll(_TO_END):
+                message = connection.recv()
+                if len(message) == 2:
+                    said[rank] = message
+                continue
+        except (EOFError, OSError):
+            pass
+        process.join(_TO_END)
+        if process.exitcode:
+            dead[rank] = process.exitcode
+    for rank, (kind, text) in said.items():
+        if kind in MENDABLE:
+            raise MENDABLE[kind](text) from error
+        if kind != "peer":
+            raise RuntimeError(f"Process {rank} has failed:\n{text}") from error
+    which = ", ".join(f"{rank} (code {code})" for rank, code in dead.items())
+    raise ChildProcessError(
+        f"Process {which or '?'} of the training was ended from outside, for want of memory "
+        "perhaps; run again to go on after the last complete epoch."
+    ) from error
