@@ -49,7 +49,8 @@ def test_success_of_the_iterated_fast_sign_is_that_of_a_linear_network():
     assert torch.allclose(near, x + 0.02)
 
 
-def test_foolboxs_pgd_comes_to_the_same_images(plain, images, labels):
+def test_foolboxs_pgd_comes_to_the_same_images(plain, digits):
+    images, labels = (part[1400:1600] for part in digits)
     foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed: pip install foolbox")
     steps, step = 20, EPSILON / 8
     attack = foolbox.attacks.LinfPGD(abs_stepsize=step, steps=steps, random_start=False)
@@ -64,7 +65,8 @@ def test_foolboxs_pgd_comes_to_the_same_images(plain, images, labels):
     assert 0.1 < fooled.double().mean() < 0.95
 
 
-def test_pyautoattacks_apgd_agrees(plain, images, labels):
+def test_pyautoattacks_apgd_agrees(plain, digits):
+    images, labels = (part[1400:1600] for part in digits)
     pytest.importorskip("pyautoattack")
     from pyautoattack.autopgd_base import APGDAttack
 

@@ -14,7 +14,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +64,8 @@ def deep_ensemble(
     folder.mkdir(parents=True, exist_ok=True)
     paths = {seed: folder / f"seed-{seed}.safetensors" for seed in numbers}
     missing = [seed for seed in numbers if not paths[seed].exists()]
+    if processes > 1:
+        _require_importable(train)
     _run_all({seed: partial(_train_one, train, seed, paths[seed]) for seed in missing}, processes)
     with torch.random.fork_rng(devices=[]):
         architecture = build()
@@ -120,6 +121,7 @@ def fit_ensemble(
         for seed in numbers
     }
     if processes > 1:
+        _require_importable(build, augment)
         _run_all(fits, processes)
     # What other processes have trained is only loaded here.
     members = []
@@ -166,9 +168,6 @@ def _run_all(tasks: dict[int, Callable[[], Any]], processes: int) -> None:
             except Exception as error:
                 raise _failed(seed, error) from error
         return
-    for task in tasks.values():
-        _require_picklable(task)
-        break
     threads = max(1, torch.get_num_threads() // processes)
     pool = ProcessPoolExecutor(
         min(processes, len(tasks)),
@@ -205,9 +204,9 @@ def _failed(seed: int, error: BaseException) -> RuntimeError:
     )
 
 
-def _require_picklable(task: Callable[[], Any]) -> None:
+def _require_importable(*parts: Any) -> None:
     try:
-        ForkingPickler.dumps(task)
+        pickle.dumps(parts)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
             "Other processes must be able to import what trains a member, which they cannot "

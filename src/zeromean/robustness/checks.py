@@ -88,6 +88,7 @@ def gradient_masking_checks(
         return eot_pgd(networks, images, labels, **options, **common)
 
     white = pgd() if attack is None else attack
+    num_samples = white.num_samples  # What it says of a model without noise is said once.
     made = {"white": white, "noise": random_noise(images, epsilon, seed=seed)}
     few_steps = max(1, num_steps // 8)
     # As long a step as the full attack has: the same, cut short.

@@ -78,6 +78,7 @@ def evaluate(
         "progress": progress,
     }
     made = [eot_pgd(networks, images, labels, **common)]
+    common["num_samples"] = made[0].num_samples  # A model without noise is told of once.
     if attacks:
         made += autoattack(
             networks, images, labels, attacks=attacks, num_queries=num_queries, **common
