@@ -15,7 +15,7 @@ from zeromean.layers.embedding import Embedding
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.prediction.options import require_several
 from zeromean.prediction.probabilities import Link, OutputKind, ToProbabilities, cross_entropy
-from zeromean.prediction.regression import Likelihood, predict_moments
+from zeromean.prediction.regression import NoiseModel, predict_moments
 from zeromean.prediction.samples import sample_outputs
 from zeromean.registry import SAMPLERS
 from zeromean.samplers.sampler import Sampler
@@ -86,7 +86,7 @@ class Classification:
 class Regression:
     """The mean, and standard deviations: of the noise of the targets, and of the mean itself."""
 
-    likelihood: Likelihood | None = None
+    likelihood: NoiseModel | None = None
 
     uncertainty = "epistemic_std"
 

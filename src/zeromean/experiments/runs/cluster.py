@@ -79,12 +79,13 @@ def _run(name: str, config: Any, place: Place) -> str | None:
     """On a worker: a run, and what was wrong with it that can be mended."""
     import torch
 
-    from zeromean.experiments.runs import runner
+    from zeromean.experiments.runs.processes import MENDABLE
+    from zeromean.experiments.runs.runner import run_one
 
     with _ONE_AT_A_TIME:
         torch.set_num_threads(1)
         try:
-            runner.run_one(name, config, place)
-        except runner.MENDABLE as error:
+            run_one(name, config, place)
+        except MENDABLE as error:
             return str(error)
     return None
