@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from zeromean.distributions.posteriors.zero_mean import ZeroMean
     from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
     from zeromean.files.model import load, save
+    from zeromean.layers.attention import MultiheadAttention
     from zeromean.layers.blocks import draw_noise, held_noise, sampling
     from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
     from zeromean.layers.dropout.gaussian import GaussianDropout
@@ -80,6 +81,7 @@ __all__ = [
     "Linear",
     "LogNormalDropout",
     "LogUniform",
+    "MultiheadAttention",
     "Multiplicative",
     "Normal",
     "Posterior",
@@ -166,6 +168,7 @@ _HOMES = {
         "load",
         "save",
     ),
+    "layers.attention": ("MultiheadAttention",),
     "layers.blocks": (
         "draw_noise",
         "held_noise",
