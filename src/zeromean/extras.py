@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 # As in pyproject.toml, [project.optional-dependencies].
-Extra = Literal["io", "export", "estimators", "dask", "cli", "experiments", "docs", "dev"]
+Extra = Literal[
+    "io", "export", "estimators", "dask", "cli", "experiments", "transformers", "docs", "dev"
+]
 
 
 def how_to_install(what: str, extra: Extra) -> str:
