@@ -39,6 +39,8 @@ PAGES = [
 @pytest.fixture
 def shipped_parts(monkeypatch):
     """Registries as a reader's process has them, whatever tests and other pages registered."""
+    for name in zm.__all__:
+        getattr(zm, name)  # Ours register when they are imported, once.
     for known in registry.REGISTRIES.values():
         monkeypatch.setattr(known, "_parts", {name: known[name] for name in known.shipped})
 

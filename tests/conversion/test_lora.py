@@ -34,6 +34,7 @@ def test_predictions_stay_and_only_adapters_learn():
     report = zm.add_lora_(model, rank=2)
     assert report.converted == ["0", "2"]
     assert report.keeps_predictions
+    assert all(0.01 < noise < 0.04 for noise in report.noise.values())
     with zm.sampling(model, zm.mean):
         torch.testing.assert_close(model(x), plain(x))
     drawn = zm.sample_outputs(model, x, 20)

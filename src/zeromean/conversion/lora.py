@@ -48,8 +48,8 @@ def add_lora_(
         alpha: LoRA's scale of the adapter: not the α of the noise. Default: rank.
         where: Predicate of name and module that selects the layers. Default: every nn.Linear, and
             Conv1D of Hugging Face's GPT-2.
-        posterior: What q(A) and q(B) are, with means. Default: Additive, with noise of 2% of the
-            weights of A, and a standard deviation of 0.007 in B.
+        posterior: What q(A) and q(B) are, with means. Default: Additive, with noise of 2% of
+            the weights of A, and in B of as much as is 2% of the layer's weights.
         prior: Prior of A and B.
         sampler: Sampler of A and B.
     """
@@ -79,7 +79,6 @@ def add_lora_(
         if isinstance(module, nn.MultiheadAttention)
         for child in module.children()
     }
-    chosen = (DEFAULT_POSTERIOR, partial(Additive, log_variance=-10.0))
     for name, module in model.named_modules():
         if not module._parameters:
             continue
@@ -91,7 +90,9 @@ def add_lora_(
             module,
             rank,
             alpha,
-            posteriors=chosen if posterior is None else (posterior, posterior),
+            posteriors=(posterior, posterior)
+            if posterior is not None
+            else (DEFAULT_POSTERIOR, _little_noise(module, rank, alpha / rank)),
             prior=prior,
             sampler=sampler,
         )
@@ -121,6 +122,18 @@ def _reason_to_leave(
     if where is not None and not where(name, module):
         return "not selected"
     return None
+
+
+def _little_noise(module: Any, rank: int, scaling: float) -> PosteriorFactory:
+    """A posterior of B whose noise, through A, is 2% of a layer's weights."""
+    weight = module.weight
+    outputs = weight.shape[0] if isinstance(module, nn.Linear) else weight.shape[1]
+    there = 0.0 if weight.is_meta else float(weight.detach().double().square().sum())
+    if not there:
+        return Additive
+    # A has variance 1 / (3 · inputs) for each of its weights when it is new.
+    variance = (0.02 / scaling) ** 2 * there * 3 / (rank * outputs)
+    return partial(Additive, log_variance=math.log(variance))
 
 
 def _noise(layer: LoraLinear) -> float:
