@@ -15,12 +15,14 @@ from zeromean.moved import MOVED, Package
 if TYPE_CHECKING:
     from zeromean.compression.compress import compress
     from zeromean.compression.int8 import to_int8
+    from zeromean.compression.lora_rank import prune_lora_
     from zeromean.compression.prune import prune_
     from zeromean.compression.quantize import quantize_
     from zeromean.compression.report import compression_report
     from zeromean.compression.sparsity import sparsity
     from zeromean.conversion.batchnorm import recalibrate_batchnorm_
     from zeromean.conversion.certificate import zero_mean_
+    from zeromean.conversion.lora import add_lora_
     from zeromean.conversion.make_stochastic import make_stochastic_
     from zeromean.conversion.to_deterministic import to_deterministic
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from zeromean.distributions.posteriors.zero_mean import ZeroMean
     from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
     from zeromean.files.model import load, save
+    from zeromean.layers.attention import MultiheadAttention
     from zeromean.layers.blocks import draw_noise, held_noise, sampling
     from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
     from zeromean.layers.dropout.gaussian import GaussianDropout
@@ -80,6 +83,7 @@ __all__ = [
     "Linear",
     "LogNormalDropout",
     "LogUniform",
+    "MultiheadAttention",
     "Multiplicative",
     "Normal",
     "Posterior",
@@ -89,6 +93,7 @@ __all__ = [
     "StudentT",
     "UnitNoise",
     "ZeroMean",
+    "add_lora_",
     "auto",
     "clip_log_alpha_",
     "compress",
@@ -113,6 +118,7 @@ __all__ = [
     "predict_proba",
     "predictive_uncertainty",
     "prune_",
+    "prune_lora_",
     "quantize_",
     "rademacher",
     "recalibrate_batchnorm_",
@@ -135,12 +141,14 @@ __all__ = [
 _HOMES = {
     "compression.compress": ("compress",),
     "compression.int8": ("to_int8",),
+    "compression.lora_rank": ("prune_lora_",),
     "compression.prune": ("prune_",),
     "compression.quantize": ("quantize_",),
     "compression.report": ("compression_report",),
     "compression.sparsity": ("sparsity",),
     "conversion.batchnorm": ("recalibrate_batchnorm_",),
     "conversion.certificate": ("zero_mean_",),
+    "conversion.lora": ("add_lora_",),
     "conversion.make_stochastic": ("make_stochastic_",),
     "conversion.to_deterministic": ("to_deterministic",),
     "distributions.noise": (
@@ -166,6 +174,7 @@ _HOMES = {
         "load",
         "save",
     ),
+    "layers.attention": ("MultiheadAttention",),
     "layers.blocks": (
         "draw_noise",
         "held_noise",

@@ -6,7 +6,16 @@ from typing import Literal
 
 # As in pyproject.toml, [project.optional-dependencies].
 Extra = Literal[
-    "io", "export", "estimators", "dask", "cli", "experiments", "attacks", "docs", "dev"
+    "io",
+    "export",
+    "estimators",
+    "dask",
+    "cli",
+    "experiments",
+    "attacks",
+    "transformers",
+    "docs",
+    "dev",
 ]
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import zeromean as zm
+from zeromean.layers.stochastic_module import stochastic_modules
 
 SLIGHTLY_NOISY = partial(zm.Additive, log_variance=-8.0)
 VOCABULARY, PADDING = 20, 0
@@ -203,15 +204,19 @@ def test_converted_transformer_draws_in_its_feed_forward_layers_in_eval_mode(gra
         assert not torch.equal(model(tokens()), model(tokens()))
 
 
-def test_transformer_attention_is_left_alone():
+def test_transformer_attention_is_converted_as_a_whole_but_not_a_class_of_ones_own():
+    class OwnAttention(nn.MultiheadAttention):
+        pass
+
     model = Transformer()
+    model.own = OwnAttention(8, 2)
     report = zm.make_stochastic_(model)
-    attention = model.encoder.layers[0].self_attn
-    assert type(attention) is nn.MultiheadAttention
-    assert isinstance(attention.out_proj, nn.Linear)
-    assert report.left["encoder.layers.0.self_attn"] == "MultiheadAttention has no stochastic twin"
-    reason = "nn.MultiheadAttention reads its weight directly"
-    assert report.left["encoder.layers.0.self_attn.out_proj"] == reason
+    assert type(model.encoder.layers[0].self_attn) is zm.MultiheadAttention
+    assert "encoder.layers.0.self_attn" in report.converted
+    assert not [name for name in report.converted if name.endswith("out_proj")]
+    assert type(model.own.out_proj) is not zm.Linear
+    assert report.left["own"] == "OwnAttention has no stochastic twin"
+    assert report.left["own.out_proj"] == "nn.MultiheadAttention reads its weight directly"
     assert "encoder.layers.0.linear1" in report.converted
 
 
@@ -238,7 +243,7 @@ def test_tied_posterior_counts_once_in_the_kl_and_in_the_parameters():
     model = Transformer()
     zm.make_stochastic_(model, posterior=SLIGHTLY_NOISY, prior=zm.Normal(1.0))
     assert model.embedding.weight is model.decoder.weight
-    layers = zm.stochastic_layers(model)
+    layers = stochastic_modules(model)
     once = sum(layer.kl() for name, layer in layers.items() if name != "decoder")
     torch.testing.assert_close(zm.kl_divergence(model), once)
     assert sum(1 for p in model.parameters() if p.shape == (VOCABULARY, 16)) == 2

@@ -23,6 +23,7 @@ from zeromean.compression.sparsity import sparsity
 from zeromean.conversion.to_deterministic import to_deterministic
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.dropout.unit_noise import UnitNoise
+from zeromean.layers.lora import merge_adapters_
 from zeromean.layers.stochastic_module import stochastic_modules
 from zeromean.layers.surgery import copy_with_masks, replace_modules_
 from zeromean.prediction.inputs import Inputs, as_arguments
@@ -96,7 +97,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
         for module in stochastic_modules(model).values()
         if all(p.has_mean for p in module.modules() if isinstance(p, Posterior))
     }
-    return replace_modules_(model, plain).eval()
+    return merge_adapters_(replace_modules_(model, plain)).eval()
 
 
 def _refuse_unpruned(model: nn.Module) -> None:

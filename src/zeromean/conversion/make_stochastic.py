@@ -15,8 +15,9 @@ from torch.nn.utils import prune as torch_prune
 
 from zeromean.arguments import FLOATING, require_model, require_predicate
 from zeromean.conversion.twins import (
+    has_several_weights,
     has_twin,
-    recurrent_twin,
+    multi_weight_twin,
     stochastic_twin,
     weights_of,
 )
@@ -85,10 +86,9 @@ def make_stochastic_(
     again. The report says how large the noise of each layer is and whether predictions change.
 
     A weight that several layers share becomes one posterior that they share, and its KL counts
-    once. Modules that read the weights of their children themselves (nn.MultiheadAttention) are
-    left alone. LSTM and GRU draw their weights once for a sequence, whatever the sampler. A model
-    with `save_pretrained` (Hugging Face's) refuses it from now on, as posteriors would be lost: use
-    `zm.save`.
+    once. nn.MultiheadAttention is converted as a whole, its output projection with it. LSTM and GRU
+    draw their weights once for a sequence, whatever the sampler. A model with `save_pretrained`
+    (Hugging Face's) refuses it from now on, as posteriors would be lost: use `zm.save`.
 
     Args:
         posterior: What q(W) becomes: a class, or a `functools.partial` of one. Default: Additive,
@@ -114,8 +114,8 @@ def make_stochastic_(
     posterior = DEFAULT_POSTERIOR if posterior is None else posterior
     noise: dict[str, float] = {}
     for name, module in selected.items():
-        if isinstance(module, nn.RNNBase):
-            twins[module] = twin = recurrent_twin(module, posterior, prior, posteriors)
+        if has_several_weights(module):
+            twins[module] = twin = multi_weight_twin(module, posterior, prior, sampler, posteriors)
         else:
             tied = posteriors.get(module.weight)
             twins[module] = twin = stochastic_twin(
@@ -166,6 +166,7 @@ def _select(model: nn.Module, where: Predicate | None) -> tuple[dict[str, Any], 
         reason = _reason_to_leave(name, module, where, module in reads_weights)
         if reason is None:
             selected[name] = module
+            parts.update(module.modules())
         else:
             left[name or "the model"] = reason
     if not selected:
@@ -212,8 +213,9 @@ def _reason_to_leave(
 
 def _refuse_broken_ties(model: nn.Module, selected: set[Any]) -> None:
     weights = {weight for module in selected for weight in weights_of(module)}
+    converted = {part for module in selected for part in module.modules()}
     for name, module in model.named_modules():
-        if module not in selected and any(p in weights for p in module._parameters.values()):
+        if module not in converted and any(p in weights for p in module._parameters.values()):
             raise ValueError(
                 f"{name or 'The model'} shares its weight with a layer to convert but is not "
                 "converted itself; select both, neither, or untie them first."

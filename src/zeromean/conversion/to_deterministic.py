@@ -11,12 +11,15 @@ from zeromean.conversion.twins import (
     plain_module,
 )
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.lora import merge_adapters_
 from zeromean.layers.stochastic_module import stochastic_modules
 from zeromean.layers.surgery import copy_with_masks, replace_modules_
 
 
 def to_deterministic(model: nn.Module, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
     """A copy of the model with plain torch layers in place of the stochastic ones.
+
+    Adapters of `zm.add_lora_` become a part of the weights that they belong to.
 
     Args:
         weights: "mean" takes the mean of every weight (the weight scaling rule); "sample" draws
@@ -31,4 +34,4 @@ def to_deterministic(model: nn.Module, weights: Literal["mean", "sample"] = "mea
         module: plain_module(name or "the model", module, weights, drawn)
         for name, module in stochastic_modules(model).items()
     }
-    return replace_modules_(model, plain)
+    return merge_adapters_(replace_modules_(model, plain))

@@ -12,7 +12,7 @@ from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory, WeightLayout
 from zeromean.layers.dropout.unit_noise import UnitNoise, UnitScale
-from zeromean.layers.recurrent import RecurrentLayer
+from zeromean.layers.multi_weight_layer import MultiWeightLayer
 from zeromean.layers.stochastic_layer import (
     PriorChoice,
     SamplerChoice,
@@ -26,6 +26,12 @@ from zeromean.registry import LAYERS
 def has_twin(module: nn.Module) -> bool:
     """Whether a module of this very class has a stochastic twin."""
     return type(module) in _layers_by_twin()
+
+
+def has_several_weights(module: Any) -> bool:
+    """Whether the twin of a torch layer is one with several random weights."""
+    twin = _layers_by_twin().get(type(module))
+    return isinstance(twin, type) and issubclass(twin, MultiWeightLayer)
 
 
 def stochastic_twin(
@@ -62,24 +68,20 @@ def stochastic_twin(
     return _take_over_(layer, module)
 
 
-def recurrent_twin(
-    module: nn.RNNBase,
+def multi_weight_twin(
+    module: Any,
     posterior: PosteriorFactory,
     prior: PriorChoice,
+    sampler: SamplerChoice,
     posteriors: dict[Any, Posterior],
-) -> RecurrentLayer:
-    """The same for LSTM and GRU, whose weights are added to the `posteriors` so far."""
+) -> MultiWeightLayer:
+    """The same for layers with several weights, which are added to the `posteriors` so far."""
     like = weights_of(module)[0]
-    layer = _layers_by_twin()[type(module)](
-        module.input_size,
-        module.hidden_size,
-        module.num_layers,
-        module.bias,
-        module.batch_first,
-        module.dropout,
-        module.bidirectional,
+    layer: MultiWeightLayer = _layers_by_twin()[type(module)].from_torch(
+        module,
         posterior=posterior,
         prior=prior,
+        sampler=sampler,
         device=like.device,
         dtype=like.dtype,
     )
@@ -88,10 +90,16 @@ def recurrent_twin(
         if weight not in posteriors:
             distribution.set_weight_(weight)
             posteriors[weight] = distribution.requires_grad_(weight.requires_grad)
-        setattr(layer, name, posteriors[weight])
-    for name, _ in list(layer.named_parameters(recurse=False)):
-        setattr(layer, name, module.get_parameter(name))
+        _put_(layer, name, posteriors[weight])
+    for name in layer.biases():
+        _put_(layer, name, module.get_parameter(name))
     return _take_over_(layer, module)
+
+
+def _put_(module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute of a module, or of one inside it."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, value)
 
 
 def _layers_by_twin() -> dict[Any, Any]:
@@ -101,6 +109,11 @@ def _layers_by_twin() -> dict[Any, Any]:
 
 def weights_of(module: nn.Module) -> list[Any]:
     """The weights of a layer that become random; None for what should be a parameter and is not."""
+    if isinstance(module, nn.MultiheadAttention):
+        separate = ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
+        names = ["in_proj_weight"] if module._qkv_same_embed_dim else separate
+        parameters = [module._parameters.get(name) for name in names]
+        return [*parameters, module.out_proj._parameters.get("weight")]
     names = ["weight"]
     if isinstance(module, nn.RNNBase):
         names = [n for n in module._flat_weights_names if n.startswith("weight_")]
@@ -118,8 +131,8 @@ def plain_module(
     """
     if isinstance(module, StochasticLayer):
         return plain_layer(name, module, weights, drawn)
-    if isinstance(module, RecurrentLayer):
-        return plain_recurrent(name, module, weights, drawn)
+    if isinstance(module, MultiWeightLayer):
+        return plain_multi_weight(name, module, weights, drawn)
     if isinstance(module, UnitNoise):
         return _take_over_(UnitScale(_plain_scale(module, weights)), module)
     raise TypeError(f"{name} is a {type(module).__name__}, which has no plain twin.")
@@ -136,17 +149,18 @@ def plain_layer(
     return _take_over_(plain, layer)
 
 
-def plain_recurrent(
-    name: str, layer: RecurrentLayer, weights: str, drawn: dict[Any, nn.Parameter]
-) -> nn.RNNBase:
-    """torch's twin of a recurrent layer."""
+def plain_multi_weight(
+    name: str, layer: MultiWeightLayer, weights: str, drawn: dict[Any, nn.Parameter]
+) -> nn.Module:
+    """torch's twin of a layer with several random weights."""
     plain = layer.plain_twin()
     for weight_name, posterior in layer.posteriors().items():
         parameter = _plain_weight(f"{name}.{weight_name}", posterior, weights, drawn)
-        setattr(plain, weight_name, parameter)
-    for bias_name, bias in layer.named_parameters(recurse=False):
-        setattr(plain, bias_name, bias)
-    plain.flatten_parameters()
+        _put_(plain, weight_name, parameter)
+    for bias_name, bias in layer.biases().items():
+        _put_(plain, bias_name, bias)
+    if isinstance(plain, nn.RNNBase):
+        plain.flatten_parameters()
     return _take_over_(plain, layer)
 
 

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import require_model
-from zeromean.conversion.twins import plain_layer, plain_recurrent, recurrent_twin, stochastic_twin
+from zeromean.conversion.twins import (
+    has_several_weights,
+    multi_weight_twin,
+    plain_layer,
+    plain_multi_weight,
+    stochastic_twin,
+)
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
 from zeromean.distributions.priors import Prior
 from zeromean.files.safetensors import (
@@ -29,6 +35,8 @@ from zeromean.files.safetensors import (
     read_safetensors,
     write_safetensors,
 )
+from zeromean.layers.attention import MultiheadAttention
+from zeromean.layers.multi_weight_layer import MultiWeightLayer
 from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_layer import StochasticLayer
 from zeromean.layers.stochastic_module import own_sampler, stochastic_modules
@@ -46,7 +54,8 @@ from zeromean.registry import (
 
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 # 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
-FORMAT_VERSION = 4
+# 5: attention is described.
+FORMAT_VERSION = 5
 HEADER = "zeromean"  # Under which a file has it, and by which it is known.
 # What a header says of a layer besides the arguments of its posterior.
 _OF_LAYER = ("layer", "posterior", "noise", "prior", "sampler", "tied_to")
@@ -178,8 +187,8 @@ def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
     layers: dict[str, dict[str, Any]] = {}
     owners: dict[Posterior, str] = {}
     for name, layer in stochastic_modules(model).items():
-        if isinstance(layer, RecurrentLayer):
-            layers[name] = _describe_recurrent(layer, name)
+        if isinstance(layer, MultiWeightLayer):
+            layers[name] = _describe_several(layer, name)
         if not isinstance(layer, StochasticLayer):
             continue  # Noise on units stands in the code of the architecture.
         posterior = layer.weight
@@ -194,7 +203,7 @@ def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
     return layers
 
 
-def _describe_recurrent(layer: RecurrentLayer, name: str) -> dict[str, Any]:
+def _describe_several(layer: MultiWeightLayer, name: str) -> dict[str, Any]:
     first, *others = (_describe_posterior(p, name) for p in layer.posteriors().values())
     if any(other != first for other in others):
         raise ValueError(
@@ -202,7 +211,12 @@ def _describe_recurrent(layer: RecurrentLayer, name: str) -> dict[str, Any]:
             "model.state_dict() instead."
         )
     kind = _name_of(type(layer), LAYERS, name)
-    return {"layer": kind, **first, "prior": _describe_prior(layer.prior, name)}
+    return {
+        "layer": kind,
+        **first,
+        "prior": _describe_prior(layer.prior, name),
+        "sampler": _name_of(own_sampler(layer), SAMPLERS, name),
+    }
 
 
 def _describe_posterior(posterior: Posterior, layer: str) -> dict[str, Any]:
@@ -248,22 +262,26 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
     replacements: dict[nn.Module, nn.Module] = {}
     rebuilt: dict[str, Any] = {}
     drawn: dict[Posterior, nn.Parameter] = {}
-    of_recurrent: dict[Any, Posterior] = {}  # Recurrent layers are tied as those of the model are.
+    of_several: dict[Any, Posterior] = {}  # Their weights are tied as those of the model are.
     for name, settings in layers.items():
         found = module = modules.get(name)
         if isinstance(found, StochasticLayer):
             module = plain_layer(name, found, "sample", {})
-        elif isinstance(found, RecurrentLayer):
-            module = plain_recurrent(name, found, "sample", drawn)
+        elif isinstance(found, MultiWeightLayer):
+            module = plain_multi_weight(name, found, "sample", drawn)
         if found is None or type(module) is not LAYERS[settings["layer"]].torch_twin:
             raise _OtherModelError(
                 f"{path} needs a {settings['layer']} at {name!r}, but the model has "
                 f"{'nothing' if found is None else type(found).__name__} there; build the "
                 "architecture that was saved."
             )
-        if isinstance(module, nn.RNNBase):
-            rebuilt[name] = replacements[found] = recurrent_twin(
-                module, posterior_factory(settings), prior_of(settings["prior"]), of_recurrent
+        if has_several_weights(module):
+            rebuilt[name] = replacements[found] = multi_weight_twin(
+                module,
+                posterior_factory(settings),
+                prior_of(settings["prior"]),
+                SAMPLERS[settings.get("sampler", "weight")],  # Not in files of LSTMs before 5.
+                of_several,
             )
             continue
         tied_to = settings["tied_to"]
@@ -295,6 +313,8 @@ def prior_of(settings: dict[str, Any] | None) -> Prior | None:
 
 def _oldest_reader(model: nn.Module) -> int:
     """The oldest version that can read the file of a model."""
+    if any(isinstance(m, MultiheadAttention) for m in model.modules()):
+        return 5
     owners: dict[nn.Parameter, Posterior] = {}
     for module in model.modules():
         if isinstance(module, Posterior):

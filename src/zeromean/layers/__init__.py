@@ -1,5 +1,6 @@
 """Modules that hold a posterior, a prior and a sampler."""
 
+from zeromean.layers.attention import MultiheadAttention
 from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
 from zeromean.layers.embedding import Embedding
 from zeromean.layers.linear import Linear
@@ -15,6 +16,7 @@ __all__ = [
     "ConvTranspose2d",
     "Embedding",
     "Linear",
+    "MultiheadAttention",
     "StochasticLayer",
     "stochastic_layers",
 ]

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from zeromean.arguments import nearest, require_function, require_integer, require_model
+from zeromean.layers.attention import MultiheadAttention
 from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_module import stochastic_modules, swapped_samplers
 from zeromean.registry import SAMPLERS
@@ -22,6 +23,7 @@ from zeromean.samplers.sampler import Sampler
 _DROPS_OUT = (
     _DropoutNd,
     nn.MultiheadAttention,
+    MultiheadAttention,
     nn.RNNBase,
     RecurrentLayer,
     nn.TransformerEncoderLayer,

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from zeromean.arguments import require_dtype, require_floating, require_integer, require_numbers
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory, WeightLayout
+from zeromean.layers.multi_weight_layer import MultiWeightLayer
 from zeromean.layers.recurrent_kernels import State, run_recurrent
 from zeromean.layers.stochastic_layer import (
     PriorChoice,
@@ -30,7 +30,6 @@ from zeromean.layers.stochastic_layer import (
     checked_prior,
     require_factory,
 )
-from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.registry import register
 from zeromean.samplers.fixed_noise import KeptNoise
 from zeromean.samplers.kinds import Draws, drawn_by
@@ -38,7 +37,7 @@ from zeromean.samplers.sampler import Sampler
 from zeromean.samplers.weights import weight
 
 
-class RecurrentLayer(StochasticModule):
+class RecurrentLayer(MultiWeightLayer):
     """A stack of recurrent layers with random weights and deterministic biases.
 
     The default posterior is `zm.Additive`, not the zero mean of the other layers: with one draw for
@@ -149,25 +148,12 @@ class RecurrentLayer(StochasticModule):
             state = [s.squeeze(1) for s in state]
         return output, state[0] if self.num_states == 1 else tuple(state)
 
-    def posteriors(self) -> dict[str, Posterior]:
-        """The random weights by torch's names."""
-        return {n: m for n, m in self.named_children() if isinstance(m, Posterior)}
-
-    def distributions(self) -> dict[str, nn.Module]:
-        return {**self.posteriors()}
-
     def accepted_sampler(self, sampler: Sampler) -> Sampler:
         if isinstance(sampler, KeptNoise) or drawn_by(sampler) is Draws.NOTHING:
             return sampler
         return weight
 
-    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
-        if self.prior is None:
-            return {}
-        return {p: partial(self.prior.kl, p) for p in self.posteriors().values()}
-
     def plain_twin(self) -> nn.RNNBase:
-        """torch's layer of the same geometry, on the meta device."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "dropout option adds dropout")  # Said already.
             return self.torch_twin(
@@ -180,6 +166,20 @@ class RecurrentLayer(StochasticModule):
                 self.bidirectional,
                 device="meta",
             )
+
+    @classmethod
+    def from_torch(cls, module: nn.RNNBase, *, sampler: Any = None, **options: Any) -> Self:
+        """The same, whatever the sampler: the weights are drawn once for a sequence."""
+        return cls(
+            module.input_size,
+            module.hidden_size,
+            module.num_layers,
+            module.bias,
+            module.batch_first,
+            module.dropout,
+            module.bidirectional,
+            **options,
+        )
 
     def flatten_parameters(self) -> None:
         """Do nothing. Models call it on torch's layers, to put weights in one block on a GPU."""

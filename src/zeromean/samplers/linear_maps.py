@@ -205,6 +205,46 @@ class Convolution(LinearMap):
 
 
 @dataclass(frozen=True)
+class Projections(LinearMap):
+    """Several dense maps in one weight, each of its own part of a sequence.
+
+    The input is `(*, length, features)`, the parts one after the other, and the weight has the
+    output features of the maps one after the other. So has the output, `(*, all outputs)`, which
+    `split` takes apart.
+
+    Args:
+        lengths: Positions of each part.
+        widths: Output features of each map.
+    """
+
+    lengths: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        parts = zip(
+            x.split(self.lengths, dim=-2),
+            weight.split(self.widths),
+            [None] * len(self.widths) if bias is None else bias.split(self.widths),
+            strict=True,
+        )
+        return torch.cat([F.linear(*part).flatten(-2) for part in parts], dim=-1)
+
+    def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
+        flipped = self(x * rademacher(x), deviation)
+        return flipped * rademacher(flipped)
+
+    def align_bias(self, bias: Tensor) -> Tensor:
+        parts = zip(bias.split(self.widths), self.lengths, strict=True)
+        return torch.cat([part.repeat(length) for part, length in parts])
+
+    def split(self, output: Tensor) -> list[Tensor]:
+        """What each map has put out, `(*, length, width)`."""
+        sizes = list(zip(self.lengths, self.widths, strict=True))
+        parts = output.split([length * width for length, width in sizes], dim=-1)
+        return [part.unflatten(-1, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+@dataclass(frozen=True)
 class LookUp(LinearMap):
     """Rows of the weight: linear in it, with one-hot inputs that are their own squares."""
 

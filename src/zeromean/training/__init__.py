@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from zeromean.training.collapse import CollapseWarning, CollapseWatch
     from zeromean.training.config import TrainingConfig
     from zeromean.training.elbo_module import ElboModule
+    from zeromean.training.hugging_face import ElboTrainerMixin
+    from zeromean.training.lightning_callback import ElboCallback
     from zeromean.training.trainer import FitResult, fit
 
 __all__ = [
     "CollapseWarning",
     "CollapseWatch",
+    "ElboCallback",
     "ElboModule",
+    "ElboTrainerMixin",
     "FitResult",
     "TrainingConfig",
     "fit",
@@ -26,7 +30,9 @@ __all__ = [
 _MODULE_OF = {
     "CollapseWarning": "collapse",
     "CollapseWatch": "collapse",
+    "ElboCallback": "lightning_callback",
     "ElboModule": "elbo_module",
+    "ElboTrainerMixin": "hugging_face",
     "FitResult": "trainer",
     "TrainingConfig": "config",
     "fit": "trainer",
@@ -36,7 +42,7 @@ _MODULE_OF = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "ElboModule":
+    if name in ("ElboCallback", "ElboModule"):
         import_module("zeromean.training.trainer").require_lightning()
     value = getattr(import_module(f"zeromean.training.{_MODULE_OF[name]}"), name)
     globals()[name] = value
