@@ -33,6 +33,7 @@ class Mixed(nn.Module):
         self.convolution = nn.Conv2d(1, 4, 3)
         self.up = nn.ConvTranspose2d(4, 6, 2, groups=2)
         self.gru = nn.GRU(5, 3)
+        self.attention = nn.MultiheadAttention(4, 2)
         self.last = nn.Linear(3, 2)
 
     def forward(self, x):
@@ -243,7 +244,7 @@ def test_pictures_are_sound_and_have_a_layer_each(capsys, tmp_path):
         (["changed.safetensors"], "its checksum does not fit"),
         (["other.safetensors"], "not one that zm.save or export.save_compressed wrote"),
         (["header.safetensors"], "has a damaged header"),
-        (["new.safetensors"], "has format version 99, this zeromean reads up to 4; upgrade"),
+        (["new.safetensors"], "has format version 99, upgrade zeromean"),
         (["m.safetensors", "--model", "zeromean.models:lenet5"], "needs a Linear at"),
         (["m.safetensors", "--pictures", "m.safetensors"], "cannot write into m.safetensors"),
     ],

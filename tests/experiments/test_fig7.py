@@ -30,8 +30,9 @@ def test_groups_differ_in_noise_and_number(monkeypatch, tmp_path):
         }
 
     monkeypatch.setattr(fig7.attacks, "attack", attack)
-    monkeypatch.setattr(fig7, "_train", lambda kind, number, config, log: (kind, config.seed))
-    monkeypatch.setattr(fig7, "_images", lambda config, split, log: None)
+    monkeypatch.setattr(fig7.cifar, "images", lambda config, split, log: None)
+    trained = fig7.cifar.Trained(torch.nn.Identity(), [], None, None)
+    monkeypatch.setattr(fig7.cifar, "train", lambda name, network, config, log: trained)
     metrics = fig7.run(fig7.Config(seed=2), None)
     assert seen == {
         "deterministic": (1, False),
@@ -44,9 +45,5 @@ def test_groups_differ_in_noise_and_number(monkeypatch, tmp_path):
     assert metrics["suspicious"] == 1
     drawn = fig7.figures([{"metrics": metrics}, {"metrics": metrics}])
     assert [trace["name"] for trace in drawn[0]["traces"]] == list(fig7.LABELS.values())
-    assert fig7.members("dropout", 2, fig7.Config(seed=2), None) == [
-        ("dropout", 300),
-        ("dropout", 301),
-    ]
-    with pytest.raises(ValueError, match="members must be at least 1"):
-        fig7.Config(members=0)
+    with pytest.raises(ValueError, match="attacked must be at least 1"):
+        fig7.Config(attacked=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,7 @@ def read_contents(path: str | os.PathLike[str]) -> Contents:
         weights: dict[str, RandomWeight] = {}
         inside: set[str] = set()
         for layer, settings in header["layers"].items():
-            for name, prefix in _weights_of(layer, state).items():
+            for name, prefix in _weights_of(layer, header["layers"], state).items():
                 own = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
                 inside.update(prefix + each for each in own)
                 weights[name] = _random_weight(settings, own)
@@ -77,16 +78,17 @@ def read_contents(path: str | os.PathLike[str]) -> Contents:
         raise damaged_header(path, error) from error
 
 
-def _weights_of(layer: str, state: dict[str, Tensor]) -> dict[str, str]:
+def _weights_of(layer: str, layers: Collection[str], state: dict[str, Tensor]) -> dict[str, str]:
     """What the weights of a layer are called, and how the names of their tensors begin."""
     before = f"{layer}." if layer else ""
+    others = tuple(f"{name}." for name in layers if name != layer and name.startswith(before))
     owners = {
-        name.removeprefix(before).rpartition(".")[0]
+        name.rpartition(".")[0].removeprefix(before)
         for name in state
-        if name.startswith(f"{before}weight")
+        if name.startswith(before) and not name.startswith(others)
     }
-    # A layer inside of this one has a dot in its name.
-    owners = {owner for owner in owners if owner and "." not in owner}
+    # The weights of recurrent layers and of attention have names of their own, and some a dot.
+    owners = {owner for owner in owners if "weight" in owner.rpartition(".")[2]}
     if owners == {"weight"}:
         return {layer or "the model": f"{before}weight."}
     return {before + owner: f"{before}{owner}." for owner in sorted(owners)}
