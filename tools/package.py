@@ -28,7 +28,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ("--constraint", ROOT / "constraints.txt")
-EXTRAS = ("io", "cli", "export", "estimators", "dask", "experiments", "docs", "dev")
+EXTRAS = (
+    "io",
+    "cli",
+    "export",
+    "estimators",
+    "dask",
+    "attacks",
+    "transformers",
+    "experiments",
+    "docs",
+    "dev",
+)
 # They would replace torch, or bring gigabytes that a CPU has no use for.
 UNWANTED = re.compile(r"torch|torchvision|torchaudio|nvidia-.*|triton")
 # For one command; installing torch is the longest.

@@ -19,6 +19,9 @@ X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
 
 
 def test_sessions_that_nobody_can_import_are_forked(monkeypatch):
+    script = types.ModuleType("__main__")
+    script.__file__ = "script.py"
+    monkeypatch.setitem(sys.modules, "__main__", script)
     assert processes.start_context().get_start_method() == "spawn"
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     forks = sys.platform == "linux" and not torch.cuda.is_initialized()

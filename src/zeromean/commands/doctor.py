@@ -20,7 +20,16 @@ from typing import Any
 import zeromean
 
 # Of those who use the package; `dev` and `docs` are for a checkout.
-EXTRAS = ("io", "cli", "export", "estimators", "dask", "experiments")
+EXTRAS = (
+    "io",
+    "cli",
+    "export",
+    "estimators",
+    "dask",
+    "attacks",
+    "transformers",
+    "experiments",
+)
 _REQUIREMENT = re.compile(
     r"^(?P<name>[\w.-]+)\s*(\[(?P<extras>[^]]*)\])?\s*(?P<version>[^;]*?)\s*"
     r"(;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?$"

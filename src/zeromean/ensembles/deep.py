@@ -89,7 +89,7 @@ def fit_ensemble(
     Args:
         build: Makes an untrained network, whose initial values are torch's, by the member's seed.
             With several processes it must be defined at the top of a module.
-        train, test, augment, progress: As in `fit`. Several processes show no progress.
+        train: As in `fit`, and so are `test`, `augment` and `progress`.
         config: That of all members, but for its seed, which is the member's.
         folder: Each member trains in `folder/seed-0` and so on.
         seeds: One seed a member, or so many members with the seeds 0, 1, ….

@@ -25,7 +25,7 @@ def lenet5(
     """LeNet-5 as the authors of variance networks ran it: `(N, 1, 28, 28)` to logits.
 
     Args:
-        conv1, conv2, dense1, dense2: Factories of the four layers.
+        conv1: Factory of this layer; `conv2`, `dense1` and `dense2` are those of the others.
         batchnorm: BatchNorm after every layer but the last. The layers then have no biases, the
             last one included. Or the names of the layers that have it, in place of a bias: the
             authors' network with four stochastic layers has `("dense1",)`.

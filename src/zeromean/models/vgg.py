@@ -28,7 +28,7 @@ def vgg_like(
         width: Factor of all hidden widths.
         num_classes: Number of logits.
         conv: Factory of the convolutions that have none of their own.
-        dense1, dense2: Factories of the dense layers.
+        dense1: Factory of the first dense layer, and `dense2` of the last one.
         dropout: Dropout within the first four groups (0.3 in the first, then 0.4) and before each
             dense layer (0.5); the last group has none.
         convs: Factories of single convolutions, by name: `conv1` to `conv13`.

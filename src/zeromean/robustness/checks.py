@@ -18,9 +18,9 @@ from zeromean.extras import how_to_install
 from zeromean.prediction.probabilities import OutputKind
 from zeromean.prediction.sources import Source
 from zeromean.robustness.adapter import draws_noise, kept_networks
-from zeromean.robustness.autoattack import autoattack
+from zeromean.robustness.auto_attack import autoattack
 from zeromean.robustness.examples import AdversarialExamples, random_noise
-from zeromean.robustness.judge import judge
+from zeromean.robustness.judgement import judge
 from zeromean.robustness.pgd import eot_pgd
 from zeromean.text_table import text_table
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from zeromean.prediction.probabilities import OutputKind
 from zeromean.prediction.sources import Source
 from zeromean.robustness.adapter import kept_networks
-from zeromean.robustness.autoattack import autoattack
+from zeromean.robustness.auto_attack import autoattack
 from zeromean.robustness.checks import Check, checks_table, gradient_masking_checks
 from zeromean.robustness.examples import AdversarialExamples
-from zeromean.robustness.judge import Judgement, judge
+from zeromean.robustness.judgement import Judgement, judge
 from zeromean.robustness.pgd import eot_pgd
 
 
