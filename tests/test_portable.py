@@ -81,7 +81,7 @@ def test_numerical_tests_are_where_they_are_looked_for(tool):
         assert all((ROOT / "tests" / name).exists() for name in variant.tests)
 
 
-STEPS = ["test", "docs", "package", "test-portable"]
+STEPS = ["test", "docs", "test-portable"]
 
 
 @pytest.mark.skipif(not CI.exists(), reason="not part of a source distribution")
