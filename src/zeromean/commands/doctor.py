@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +121,9 @@ def _processor() -> str:
 
 
 def _extras() -> Iterator[tuple[str, str]]:
+    # Here, for it takes as long to import as everything else that the other commands need.
+    from importlib import metadata
+
     try:
         declared = metadata.requires("zeromean") or []
     except metadata.PackageNotFoundError:
@@ -158,6 +160,8 @@ def _requirements(declared: Sequence[str], extra: str) -> dict[str, str]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
