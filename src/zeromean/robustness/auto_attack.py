@@ -55,9 +55,9 @@ def autoattack(
 ) -> list[AdversarialExamples]:
     """Run AutoAttack's attacks, each on all images; `judge` takes the worst for every image.
 
+    What is not named here is as in `eot_pgd`.
+
     Args:
-        model, images, labels, epsilon, num_samples, noise, outputs, seed, batch_size, progress: As
-            in `eot_pgd`.
         attacks: "rand" (APGD on cross-entropy and DLR), "standard", or names: apgd-ce, apgd-dlr,
             apgd-t, fab, fab-t, square.
         num_steps: Gradients of APGD and FAB.
