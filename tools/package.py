@@ -24,22 +24,13 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from zeromean.extras import Extra
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ("--constraint", ROOT / "constraints.txt")
-EXTRAS = (
-    "io",
-    "cli",
-    "export",
-    "estimators",
-    "dask",
-    "attacks",
-    "transformers",
-    "experiments",
-    "docs",
-    "dev",
-)
+EXTRAS = get_args(Extra)
 # They would replace torch, or bring gigabytes that a CPU has no use for.
 UNWANTED = re.compile(r"torch|torchvision|torchaudio|nvidia-.*|triton")
 # For one command; installing torch is the longest.

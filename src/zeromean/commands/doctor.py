@@ -14,21 +14,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import zeromean
+from zeromean.extras import Extra
 
 # Of those who use the package; `dev` and `docs` are for a checkout.
-EXTRAS = (
-    "io",
-    "cli",
-    "export",
-    "estimators",
-    "dask",
-    "attacks",
-    "transformers",
-    "experiments",
-)
+EXTRAS = tuple(extra for extra in get_args(Extra) if extra not in ("docs", "dev"))
 _REQUIREMENT = re.compile(
     r"^(?P<name>[\w.-]+)\s*(\[(?P<extras>[^]]*)\])?\s*(?P<version>[^;]*?)\s*"
     r"(;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?$"
