@@ -33,16 +33,24 @@ def test_python_m_zeromean_is_the_same_command_line(processes):
     assert finished.stdout == f"zeromean {zm.__version__}\n"
 
 
+def test_help_names_every_command(capsys):
+    assert cli.main(["--help"]) == 0
+    printed = capsys.readouterr()
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in printed.out
+    assert cli.main([]) == 2
+    assert capsys.readouterr() == ("", printed.out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--help"], list(cli.COMMANDS)),
         (["demo", "--help"], ["--output", "--seed"]),
         (["run", "--help"], ["--quick", "--jobs"]),
         (["run", "table1", "--help"], ["--epochs", "--parameterizations", "--quick", "--jobs"]),
     ],
 )
-def test_help_names_what_there_is(arguments, expected, capsys):
+def test_help_of_a_command_names_its_options(arguments, expected, capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main(arguments)
     assert exit_.value.code == 0
@@ -53,8 +61,6 @@ def test_help_names_what_there_is(arguments, expected, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
-        ["dance"],
         ["demo", "--sed", "1"],
         ["demo", "--seed", "x"],
         ["run"],
@@ -129,6 +135,37 @@ def test_missing_extra_says_what_to_install(capsys, monkeypatch):
     expected = "zeromean: the command line needs tyro; run, in a checkout of zeromean: "
     expected += "pip install '.[cli]'\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("verfy", "there is no command 'verfy'; did you mean verify?\n"),
+        ("--quick", "there is no command '--quick'; there are demo, predict,"),
+    ],
+)
+def test_unknown_command_is_one_sentence(name, expected, capsys):
+    assert cli.main([name]) == 2
+    assert capsys.readouterr().err.startswith(f"zeromean: {expected}")
+
+
+@pytest.mark.parametrize("options", [[], ["-u"]])
+def test_reader_that_leaves_is_no_error(options, processes):
+    # The reader is gone before anything is printed: what `| head` does now and then, always.
+    code = (
+        "import os, sys; from zeromean import cli; reader, writer = os.pipe(); os.close(reader)\n"
+    )
+    code += "os.dup2(writer, 1); sys.exit(cli.main(['list']))"
+    finished = processes.run([sys.executable, *options, "-c", code], code=141)
+    assert finished.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["--version"]])
+def test_short_answers_import_neither_torch_nor_tyro(arguments, processes, tmp_path):
+    code = "import sys; from zeromean import cli; cli.main(sys.argv[1:])\n"
+    code += "print([m for m in ('torch', 'numpy', 'tyro') if m in sys.modules])"
+    command = [sys.executable, "-c", code, *arguments]
+    assert processes.run(command, cwd=tmp_path).stdout.endswith("\n[]\n")
 
 
 def test_importing_the_command_line_leaves_the_heavy_extras_alone(processes):
