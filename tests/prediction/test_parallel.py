@@ -76,33 +76,70 @@ def assert_equal(a, b):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+# Sizes of chunks: all at once, some at a time, and as many as memory says.
+CHUNKS = {"default": {}, "at once": {"chunk_size": 12}, "some": {"chunk_size": 5}}
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("name", PREDICTIONS)
-def test_two_processes_give_the_numbers_of_one(name):
-    predict = PREDICTIONS[name]
-    one, two = (predict(network(), X, 12, seed=3, devices=devices) for devices in (1, 2))
-    assert_equal(one, two)
+def test_processes_give_the_numbers_of_a_plain_call(name, chunks):
+    predict = partial(PREDICTIONS[name], network(), X, 12, seed=3, **CHUNKS[chunks])
+    plain = predict()
+    for devices in (1, 2, 3):
+        assert_equal(predict(devices=devices), plain)
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_any_source_and_any_inputs(kind):
     loader = DataLoader(TensorDataset(X), batch_size=8)
-    for inputs, options in ((X, {}), (X, {"batch_size": 7}), (loader, {})):
-        one, two = (
-            zm.predict_proba(SOURCES[kind](), inputs, 7, seed=3, devices=devices, **options)
-            for devices in (1, 2)
-        )
-        assert_equal(one, two)
+    for inputs, options in (
+        (X, {"chunk_size": 2}),
+        (X, {"batch_size": 7}),
+        (loader, {"sampler": zm.weight}),
+    ):
+        predict = partial(zm.predict_proba, SOURCES[kind](), inputs, 7, seed=3, **options)
+        assert_equal(predict(devices=2), predict())
 
 
-def test_samples_are_draws_like_any_other():
-    """In standard errors next to a prediction in one piece; no two parts are alike."""
+class Loops(nn.Sequential):
+    """What no vmap can run."""
+
+    def forward(self, x):
+        return super().forward(x) * float(x.isfinite().all().item())
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 2}])
+def test_models_that_vmap_cannot_run(options):
+    model = Loops(nn.Dropout(0.2), zm.Linear(4, 3, posterior=zm.Additive))
+    predict = partial(zm.sample_outputs, model, X, 7, seed=3, **options)
+    assert_equal(predict(devices=2), predict())
+
+
+def test_steps_are_shared_evenly_and_their_results_come_in_order():
+    with parallel.shared_turns(go_through, range(7), 3) as turn:
+        found = go_through(range(7), turn)
+    assert [value for value, _ in found] == [0, 1, 4, 9, 16, 25, 36]
+    processes_of = [process for _, process in found]
+    assert processes_of[0] == os.getpid()
+    assert processes_of[:3] == processes_of[3:6]
+    assert len(set(processes_of)) == 3
+
+
+def go_through(numbers, turn):
+    return [turn(lambda n=n: (n * n, os.getpid())) for n in numbers]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5])
+def test_chunks_are_independent_draws(chunk_size):
+    """In standard errors next to a prediction in one piece; no two samples are alike."""
     model = network()
-    split, errors = zm.predict_proba(model, X, 2000, seed=0, devices=1, return_stderr=True)
-    whole, others = zm.predict_proba(model, X, 2000, seed=1, return_stderr=True)
+    split, errors = zm.predict_proba(
+        model, X, 2000, seed=0, chunk_size=chunk_size, return_stderr=True
+    )
+    whole, others = zm.predict_proba(model, X, 2000, seed=1, chunk_size=2000, return_stderr=True)
     z = (split - whole) / (errors.square() + others.square()).sqrt()
     assert z.abs().max() < 5
-    samples = zm.sample_outputs(model, X, 15, seed=0, devices=1)
-    assert len(samples) == 15
+    samples = zm.sample_outputs(model, X, 15, seed=0, chunk_size=chunk_size)
     assert len(samples.flatten(1).unique(dim=0)) == 15
 
 
@@ -121,7 +158,9 @@ class Broken(nn.Module):
         self.how, self.layer, self.here = how, zm.Linear(4, 3), os.getpid()
 
     def forward(self, x):
-        if self.how == "killed" and os.getpid() != self.here:
+        if os.getpid() == self.here and self.how != "raises":
+            return self.layer(x)
+        if self.how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("a bad example")
 
@@ -129,7 +168,8 @@ class Broken(nn.Module):
 @pytest.mark.parametrize(
     ("model", "options", "error", "message"),
     [
-        (lambda: Broken("killed"), {}, ChildProcessError, "ended from outside"),
+        (lambda: Broken("killed"), {"chunk_size": 4}, ChildProcessError, "ended from outside"),
+        (lambda: Broken("there"), {"chunk_size": 4}, ValueError, "a bad example"),
         (lambda: Broken("raises"), {}, ValueError, "a bad example"),
         (network, {"devices": 0}, ValueError, "devices must be at least 1"),
         (lambda: iter([network()]), {}, TypeError, r"a list, or zm\.States; got a generator"),

@@ -99,9 +99,8 @@ def predict_proba(
             `unsqueeze(0)`.
         select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
             called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
-        devices: Processes that share the samples. Numbers then depend on the seed, and not on how
-            many processes there are, one included; they are others than without `devices`. A script
-            needs `if __name__ == "__main__":`.
+        devices: Processes that share the samples; with a seed the numbers do not depend on how many
+            there are. A script needs `if __name__ == "__main__":`.
         return_stderr: Return `(probabilities, standard errors)`.
     """
     if return_stderr:
@@ -216,9 +215,8 @@ def predictive_uncertainty(
             `unsqueeze(0)`.
         select: Picks a tensor from what the model returns. Default: the tensor itself, or what is
             called `logits` in a mapping, a named tuple or a dataclass (Hugging Face's outputs).
-        devices: Processes that share the samples. Numbers then depend on the seed, and not on how
-            many processes there are, one included; they are others than without `devices`. A script
-            needs `if __name__ == "__main__":`.
+        devices: Processes that share the samples; with a seed the numbers do not depend on how many
+            there are. A script needs `if __name__ == "__main__":`.
         return_stderr: Return `(uncertainty, standard errors)`, the latter in the same form, by
             the delta method.
     """

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ from zeromean.prediction.inputs import (
     logits_in,
     num_examples_in,
 )
-from zeromean.prediction.parallel import Work, parts_of
+from zeromean.prediction.parallel import Turn, alone, shared_turns
 from zeromean.prediction.randomness import seeded
 from zeromean.prediction.replay import Replay
 from zeromean.prediction.sources import Source, is_one, networks_of
@@ -57,6 +58,9 @@ class Consumer:
     finish: tuple[Callable[[], None], ...] = ()
 
 
+_IGNORE = Consumer(lambda _: None)
+
+
 def draw_outputs(
     source: Source,
     inputs: InputsOrLoader,
@@ -70,6 +74,7 @@ def draw_outputs(
     select: Callable[[Any], Tensor] | None = None,
     differentiable: bool = False,
     devices: int | None = None,
+    turn: Turn = alone,
 ) -> None:
     """Hand the `consumer` of each network its outputs in chunks, `num_samples` of each network.
 
@@ -77,6 +82,9 @@ def draw_outputs(
     prefix, the moments of the first stochastic layer) is computed once, and replayed over the
     chunks. A model that vmap cannot run is run in a loop. Modes, samplers and, with a seed, the
     random state are restored at the end, also after an exception.
+
+    With a seed each chunk has draws that do not depend on those before, so that processes can
+    share the chunks: `turn` says which are this one's.
     """
     num_samples = require_integer("num_samples", num_samples, at_least=1)
     if chunk_size is not None:
@@ -90,18 +98,23 @@ def draw_outputs(
             "select must be a function of the model's output, such as lambda output: output[0], "
             f"got {shown(select)}."
         )
-    if devices is not None:
+    if devices is not None and require_integer("devices", devices, at_least=1) > 1:
         if differentiable:
             raise ValueError("devices= draws in other processes, where gradients do not reach.")
-        options = {"sampler": sampler, "chunk_size": chunk_size}
-        options |= {"batch_size": batch_size, "select": select}
-        work = Work(source, inputs, _draw_part, options)
-        for network, samples in parts_of(work, num_samples, seed, devices):
-            consume = consumer(network)
-            for part in samples:
-                consume.take(part)
-            for finish in consume.finish:
-                finish()
+        if isinstance(source, Iterator):
+            raise TypeError(
+                "devices= needs networks that every process can go through: a list, or zm.States; "
+                "got a generator."
+            )
+        options = {
+            "sampler": sampler,
+            "seed": int(torch.randint(2**62, ())) if seed is None else seed,
+            "chunk_size": chunk_size,
+            "batch_size": batch_size,
+            "select": select,
+        }
+        with shared_turns(_help_to_draw, (source, inputs, num_samples, options), devices) as turn:
+            draw_outputs(source, inputs, num_samples, consumer, **options, turn=turn)
         return
     batches = _batches(inputs, batch_size)
     needs_examples = None
@@ -132,20 +145,15 @@ def draw_outputs(
             chunk_size=chunk_size,
             differentiable=differentiable,
             name="" if is_one(source) else f" of network {index}",
+            turn=turn,
         )
         for finish in consume.finish:
             finish()
 
 
-def _draw_part(
-    network: nn.Module, inputs: Any, num_samples: int, seed: int, options: dict[str, Any]
-) -> Tensor:
-    """Some samples of one network, with a seed of their own."""
-    chunks: list[Tensor] = []
-    draw_outputs(
-        network, inputs, num_samples, lambda _: Consumer(chunks.append), seed=seed, **options
-    )
-    return torch.cat(chunks)
+def _help_to_draw(work: tuple[Source, InputsOrLoader, int, dict[str, Any]], turn: Turn) -> None:
+    source, inputs, num_samples, options = work
+    draw_outputs(source, inputs, num_samples, lambda _: _IGNORE, **options, turn=turn)
 
 
 def _seed_of(seed: int, network: int) -> int:
@@ -203,6 +211,7 @@ def _draw_from(
     chunk_size: int | None,
     differentiable: bool,
     name: str,
+    turn: Turn,
 ) -> None:
     """Draw the samples of one network."""
     drawn = DrawnOnce()
@@ -225,8 +234,7 @@ def _draw_from(
             stack.enter_context(sampling(model, auto if sampler == "auto" else sampler))
         stack.enter_context(monte_carlo_modes(model))
         stack.enter_context(torch.set_grad_enabled(differentiable))
-        if seed is not None:
-            stack.enter_context(seeded(seed, model))
+        seed_from = _ignore if seed is None else stack.enter_context(seeded(seed, model))
         if chunk_size is None and not samples_gain_together(model):
             chunk_size = 1  # Each has weights of its own.
         # Under `zm.weight`, a layer that is called twice, or tied, has the same weight both times.
@@ -235,24 +243,29 @@ def _draw_from(
         stack.enter_context(swapped_samplers(dict.fromkeys(by_weight, drawn)))
         first_size = chunk_size or first_chunk_size(model, first_batch)
         if must_loop(model):
-            chunks = _looped(run, num_samples)
+            chunks = _looped(run, num_samples, seed_from)
         else:
-            chunks = _vectorized(run, num_samples, first_size, chunk_size, has_hooks(model))
-        try:
-            first = next(chunks)
-        except Exception as error:
-            # Either vmap cannot run this model or nothing can: then the loop raises a plain error.
-            _log.debug("vmap cannot run the model, samples are drawn one by one: %s", error)
-            chunks = _looped(run, num_samples)
-            first = next(chunks)
-        finish(first)
-        for chunk in chunks:
-            finish(chunk)
+            watched = has_hooks(model)
+            chunks = _vectorized(run, num_samples, first_size, chunk_size, watched, seed_from)
+        for draw in chunks:
+            chunk = turn(draw)
+            if chunk is not None:
+                finish(chunk)
 
 
-def _looped(run: Callable[[], Tensor], num_samples: int) -> Iterator[Tensor]:
-    for _ in range(num_samples):
-        yield run().unsqueeze(0)
+def _ignore(sample: int) -> None:
+    """Without a seed draws go on wherever the generator is."""
+
+
+def _looped(
+    run: Callable[[], Tensor], num_samples: int, seed_from: Callable[[int], None]
+) -> Iterator[Callable[[], Tensor]]:
+    def draw(sample: int) -> Tensor:
+        seed_from(sample)
+        return run().unsqueeze(0)
+
+    for sample in range(num_samples):
+        yield partial(draw, sample)
 
 
 def _vectorized(
@@ -261,9 +274,26 @@ def _vectorized(
     first_size: int,
     chunk_size: int | None,
     watched: bool,
-) -> Iterator[Tensor]:
+    seed_from: Callable[[int], None],
+) -> Iterator[Callable[[], Tensor]]:
+    """What draws each chunk; where there are several, the first is drawn in every process."""
+
+    def loop(error: Exception) -> Iterator[Callable[[], Tensor]]:
+        # Either vmap cannot run this model or nothing can: then the loop raises a plain error.
+        _log.debug("vmap cannot run the model, samples are drawn one by one: %s", error)
+        return _looped(run, num_samples, seed_from)
+
     if first_size >= num_samples:
-        yield torch.func.vmap(lambda _: run(), randomness="different")(torch.empty(num_samples))
+
+        def draw_all() -> Tensor:
+            seed_from(0)
+            samples = torch.empty(num_samples)
+            try:
+                return torch.func.vmap(lambda _: run(), randomness="different")(samples)
+            except Exception as error:
+                return torch.cat([draw() for draw in loop(error)])
+
+        yield draw_all
         return
     replay = Replay(keep_all=watched)
 
@@ -272,27 +302,37 @@ def _vectorized(
             output = run()
         return output
 
-    def draw(size: int) -> Tensor:
+    def draw_once(start: int, size: int) -> Tensor:
+        seed_from(start)
         if size == 1 and replay.recorded:
             return sample().unsqueeze(0)  # Known by now: which results are noisy.
         return torch.func.vmap(sample, randomness="different")(torch.empty(size))
 
-    size, remaining = first_size, num_samples
-    while remaining:
-        size = min(size, remaining)
+    def draw(start: int, size: int) -> Tensor:
         try:
-            outputs = draw(size)
+            return draw_once(start, size)
         except Exception:
             # The model does something else from call to call, or computes where no torch function
             # shows it (TorchScript): compute every chunk in full.
             if not (replay.recorded and replay.replayable):
                 raise
             replay.replayable = False
-            outputs = draw(size)
-        yield outputs
-        remaining -= size
-        if chunk_size is None:
-            size = samples_at_once(replay.largest_noisy)
+            return draw_once(start, size)
+
+    try:
+        first = draw(0, first_size)  # It shows what no noise reaches, and how large the rest is.
+    except Exception as error:
+        yield from loop(error)
+        return
+    yield partial(_given, first)
+    del first
+    size = samples_at_once(replay.largest_noisy) if chunk_size is None else chunk_size
+    for start in range(first_size, num_samples, size):
+        yield partial(draw, start, min(size, num_samples - start))
+
+
+def _given(chunk: Tensor) -> Tensor:
+    return chunk
 
 
 def _blame(model: nn.Module, name: str) -> str:

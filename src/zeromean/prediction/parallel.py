@@ -1,104 +1,120 @@
-"""Samples that several processes draw: the same ones, however many processes there are."""
+"""Steps of a prediction that several processes share: the same numbers, however many they are.
+
+Every process goes through all steps in the same order and takes its turns. The first, in which the
+prediction was asked for, gets what the others have come to when it is at their steps, so that
+memory stays that of a few steps.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from zeromean.arguments import require_integer
-from zeromean.prediction.processes import become_child, prepared_for_children, start_context
-from zeromean.prediction.sources import Source, networks_of
+from zeromean.prediction.processes import become_child, start_context, started_child
 
-# Samples that are drawn with one seed. It decides the numbers, so that it does not depend on how
-# many processes there are; the usual 20 samples are shared evenly by two and by four of them.
-PART = 5
-
-# Draws so many samples of a network, with a seed.
-Draw = Callable[[nn.Module, Any, int, int, dict[str, Any]], Tensor]
+# Computes a step where it is this process's turn, and gives what it has come to; None elsewhere.
+Turn = Callable[[Callable[[], Any]], Any]
+# What exceptions of one process become in the first.
+_MENDABLE = {kind.__name__: kind for kind in (ValueError, TypeError)}
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a process has to know to draw any part."""
-
-    source: Source
-    inputs: Any
-    draw: Draw
-    options: dict[str, Any]
+def alone(step: Callable[[], Any]) -> Any:
+    """The turns of a process that has no others."""
+    return step()
 
 
-def parts_of(
-    work: Work, num_samples: int, seed: int | None, devices: int
-) -> Iterator[tuple[nn.Module, Iterator[Tensor]]]:
-    """The networks of a source, each with its samples, part by part and in their order."""
-    devices = require_integer("devices", devices, at_least=1)
-    if isinstance(work.source, Iterator):
-        raise TypeError(
-            "devices= needs networks that every process can go through: a list, or zm.States; got "
-            "a generator."
-        )
-    if seed is None:
-        seed = int(torch.randint(2**62, ()))
-    sizes = [min(PART, num_samples - start) for start in range(0, num_samples, PART)]
-    count = sum(1 for _ in networks_of(work.source)) if devices > 1 else 0
-    with ExitStack() as stack:
-        results: dict[tuple[int, int], Any] = {}
-        if devices > 1:
-            pool = stack.enter_context(_pool(work, min(devices, count * len(sizes))))
-            stack.callback(pool.shutdown, cancel_futures=True)
-            with prepared_for_children(1 if _forks() else _threads(devices)):
-                # Processes start when they are first needed, and find what is set here.
-                for index in range(count):
-                    for part, size in enumerate(sizes):
-                        key = index, part
-                        results[key] = pool.submit(_part, index, size, _seed(seed, index, part))
-        for index, network in enumerate(networks_of(work.source)):
+@contextmanager
+def shared_turns(function: Callable[[Any, Turn], Any], work: Any, devices: int) -> Iterator[Turn]:
+    """Start the other processes, which call `function(work, turn)`, and give this one's turns.
 
-            def samples(index: int = index, network: nn.Module = network) -> Iterator[Tensor]:
-                for part, size in enumerate(sizes):
-                    if devices > 1:
-                        yield _result(results.pop((index, part)))
-                    else:
-                        part_seed = _seed(seed, index, part)
-                        yield work.draw(network, work.inputs, size, part_seed, work.options)
+    They end with the block, however it ends.
 
-            yield network, samples()
-
-
-def _seed(*numbers: int) -> int:
-    entropy = [number % 2**64 for number in numbers]
-    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _threads(devices: int) -> int:
-    return max(1, torch.get_num_threads() // devices)
-
-
-def _forks() -> bool:
-    return start_context().get_start_method() == "fork"
-
-
-def _pool(work: Work, devices: int) -> ProcessPoolExecutor:
-    context: Any = start_context()
+    Args:
+        function: A function at the top of a module, which goes through the same steps.
+    """
+    context = start_context()
     forks = context.get_start_method() == "fork"
+    threads_before = torch.get_num_threads()
+    threads = 1 if forks else max(1, threads_before // devices)
     # A fork has everything as it is. What others are sent is pickled without torch's shared
     # memory, into which it would move the model of this process.
     content: Any = work if forks else _pickled(work)
-    return ProcessPoolExecutor(
-        devices, context, _begin, (content, 1 if forks else _threads(devices))
-    )
+    started: list[tuple[Any, Connection]] = []
+    try:
+        for rank in range(1, devices):
+            arguments = rank, devices, function, content, threads
+            started.append(started_child(context, _help, arguments, threads=threads))
+        torch.set_num_threads(threads)
+        yield _Leader([connection for _, connection in started])
+    finally:
+        torch.set_num_threads(threads_before)
+        for process, connection in started:
+            connection.close()
+            process.kill()
+            process.join()
 
 
-def _pickled(work: Work) -> bytes:
+class _Leader:
+    def __init__(self, connections: Sequence[Connection]):
+        self.connections = connections
+        self.steps = 0
+
+    def __call__(self, step: Callable[[], Any]) -> Any:
+        rank = self.steps % (1 + len(self.connections))
+        self.steps += 1
+        if rank == 0:
+            return step()
+        try:
+            kind, value = pickle.loads(self.connections[rank - 1].recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ChildProcessError(
+                "A process of this prediction was ended from outside, for want of memory perhaps, "
+                "or could not start: in a script, the call must stand under "
+                "`if __name__ == '__main__':`."
+            ) from error
+        if kind is not None:
+            raise _MENDABLE.get(kind, RuntimeError)(value)
+        return value
+
+
+class _Helper:
+    def __init__(self, rank: int, devices: int, connection: Connection):
+        self.rank = rank
+        self.devices = devices
+        self.connection = connection
+        self.steps = 0
+
+    def __call__(self, step: Callable[[], Any]) -> None:
+        mine = self.steps % self.devices == self.rank
+        self.steps += 1
+        if mine:
+            self.connection.send_bytes(pickle.dumps((None, step())))
+
+
+def _help(
+    connection: Connection,
+    rank: int,
+    devices: int,
+    function: Callable[[Any, Turn], Any],
+    content: Any,
+    threads: int,
+) -> None:
+    become_child(threads)
+    work = pickle.loads(content) if isinstance(content, bytes) else content
+    try:
+        function(work, _Helper(rank, devices, connection))
+    except Exception as error:  # The first process comes to the same, or is told.
+        connection.send_bytes(pickle.dumps((type(error).__name__, str(error))))
+    # The first process ends this one when it has everything.
+    connection.close()
+
+
+def _pickled(work: Any) -> bytes:
     try:
         return pickle.dumps(work)
     except Exception as error:  # pickle raises many kinds.
@@ -106,44 +122,3 @@ def _pickled(work: Work) -> bytes:
             f"The model or the inputs cannot be sent to other processes ({error}); define classes "
             "and functions at the top of a module, or leave devices= out."
         ) from error
-
-
-def _result(future: Any) -> Tensor:
-    try:
-        return pickle.loads(future.result())
-    except BrokenProcessPool as error:
-        raise ChildProcessError(
-            "A process of this prediction was ended from outside, for want of memory perhaps, or "
-            "could not start: in a script, the call must stand under `if __name__ == '__main__':`."
-        ) from error
-
-
-class _Networks:
-    """The networks of a source by number, each gone through once where they are asked in order."""
-
-    def __init__(self, work: Work):
-        self.work = work
-        self.rest = enumerate(networks_of(work.source))
-        self.current: tuple[int, nn.Module] = next(self.rest)
-
-    def __getitem__(self, index: int) -> nn.Module:
-        while self.current[0] != index:
-            self.current = next(self.rest)
-        return self.current[1]
-
-
-# Of a process that helps: set when it begins.
-_HELPED: list[_Networks] = []
-
-
-def _begin(content: Any, num_threads: int) -> None:
-    become_child(num_threads)
-    work = pickle.loads(content) if isinstance(content, bytes) else content
-    _HELPED[:] = [_Networks(work)]
-
-
-def _part(index: int, size: int, seed: int) -> bytes:
-    networks = _HELPED[0]
-    work = networks.work
-    samples = work.draw(networks[index], work.inputs, size, seed, work.options)
-    return pickle.dumps(samples.cpu())

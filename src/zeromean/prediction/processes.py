@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from typing import Any
 
 import torch
 
@@ -50,6 +52,18 @@ def prepared_for_children(num_threads: int) -> Iterator[None]:
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = before
+
+
+def started_child(
+    context: Any, target: Callable[..., None], arguments: Sequence[Any], *, threads: int
+) -> tuple[Any, Connection]:
+    """A child that calls `target(connection, *arguments)`, and this end of the connection."""
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(there, *arguments))
+    with prepared_for_children(threads):
+        process.start()
+    there.close()  # So that its end shows here.
+    return process, here
 
 
 def become_child(num_threads: int) -> None:

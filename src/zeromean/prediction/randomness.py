@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 
@@ -12,21 +12,32 @@ from torch import nn
 from zeromean.arguments import require_seed
 
 _SEEDING = RLock()
+# Odd, so that no two of 2³² samples have the same seed on a CPU, whose generator takes 32 bits.
+_STRIDE = 0x9E3779B97F4A7C15
 
 
 @contextmanager
-def seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """Seed the generators of the model's devices inside the block, and restore them after it."""
+def seeded(seed: int, model: nn.Module) -> Iterator[Callable[[int], None]]:
+    """Seed the generators of the model's devices inside the block, and restore them after it.
+
+    Gives a function that seeds them anew, for draws that do not depend on those before: of the
+    samples from the given number on. Those from 0 on have the seed itself.
+    """
     seed = require_seed(seed)
     with forked_generators(model) as devices:
-        # Not torch.manual_seed, which seeds generators that are not restored.
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.default_generators[device.index].manual_seed(seed)
-            elif device.type in ("mps", "xpu"):
-                getattr(torch, device.type).manual_seed(seed)  # Nothing would restore these.
-        yield
+
+        def seed_from(sample: int) -> None:
+            part = (seed + sample * _STRIDE) % 2**64 if sample else seed
+            # Not torch.manual_seed, which seeds generators that are not restored.
+            torch.default_generator.manual_seed(part)
+            for device in devices:
+                if device.type == "cuda":
+                    torch.cuda.default_generators[device.index].manual_seed(part)
+                elif device.type in ("mps", "xpu"):
+                    getattr(torch, device.type).manual_seed(part)  # Nothing would restore these.
+
+        seed_from(0)
+        yield seed_from
 
 
 @contextmanager
