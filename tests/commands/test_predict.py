@@ -1,6 +1,7 @@
 """`zeromean predict`: the numbers of the functions in Python, in files that are whole."""
 
 import csv
+import multiprocessing
 import pickle
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from torch import nn
 
 import zeromean as zm
 from zeromean import cli, export
+from zeromean.prediction import parallel
 
 ROWS = 25
 
@@ -95,6 +97,24 @@ def test_batches_have_seeds_of_their_own(network, inputs):
         for number, batch in enumerate(inputs.split(10))
     ]
     np.testing.assert_allclose(np.load("o.npz")["probabilities"], torch.cat(batches), rtol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs forks")
+def test_processes_share_batches_and_give_the_same_file(monkeypatch, capsys):
+    """Forks start at once; tests run with one thread, so that they are safe."""
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(parallel, "start_context", lambda: context)
+    written = []
+    for devices in (1, 2, 3):
+        options = ["--model", "own_network:build", "--batch-size", 10, "--devices", devices]
+        assert predict("s.safetensors", "x.npy", "--out", "o.npz", "--quiet", *options) == 0
+        with np.load("o.npz") as file:
+            written.append({name: file[name].tobytes() for name in file})
+    assert written[0] == written[1] == written[2]
+    capsys.readouterr()
+    said = refused(capsys, "c.safetensors", "x.npy", "--devices", 0)
+    assert "--devices must be at least 1, got 0" in said
 
 
 def test_csv_has_a_row_for_each_example(capsys):

@@ -55,6 +55,8 @@ class Predict:
     """In a regression: the variance of the targets' noise, where it is the same everywhere."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps, …"""
+    devices: int = 1
+    """Processes that share the batches of rows; the numbers do not depend on how many."""
     top: int = 5
     """How many of the most uncertain rows are shown."""
     quiet: bool = False
@@ -111,7 +113,13 @@ class Predict:
         import numpy as np
 
         from zeromean.commands import networks, tables
-        from zeromean.commands.predictions import Drawing, predict_blocks, sampler_named
+        from zeromean.commands.predictions import (
+            Drawing,
+            Work,
+            predict_blocks,
+            sampler_named,
+            turns_of,
+        )
 
         drawing = Drawing(
             num_samples=self.num_samples,
@@ -121,14 +129,15 @@ class Predict:
             device=networks.device_named(self.device),
         )
         network = networks.load_network(self.file, self.model)
+        work = Work(self.file, self.model, rows, task, drawing)
 
         def look(first: Any) -> None:
             if self.out is not None:
                 tables.require_fitting(self.out, {n: v.numpy() for n, v in first.items()})
 
         blocks = []
-        with _progress(self.quiet, len(rows)) as advance:
-            for block in predict_blocks(network, rows, task, drawing, look):
+        with _progress(self.quiet, len(rows)) as advance, turns_of(work, self.devices) as turn:
+            for block in predict_blocks(network, rows, task, drawing, look, turn):
                 blocks.append({name: _as_numpy(values) for name, values in block.items()})
                 advance(len(next(iter(block.values()))))
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}

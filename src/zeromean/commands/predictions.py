@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import require_integer, require_seed
+from zeromean.commands.networks import load_network
 from zeromean.layers.embedding import Embedding
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.prediction.options import require_several
+from zeromean.prediction.parallel import Turn, alone, shared_turns
 from zeromean.prediction.probabilities import Link, OutputKind, ToProbabilities, cross_entropy
 from zeromean.prediction.regression import NoiseModel, predict_moments
 from zeromean.prediction.samples import sample_outputs
@@ -103,22 +108,52 @@ class Regression:
 Task = Classification | Regression
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a process has to know to predict any block."""
+
+    file: Path
+    factory: str | None
+    rows: np.ndarray
+    task: Task
+    drawing: Drawing
+
+
+@contextmanager
+def turns_of(work: Work, devices: int) -> Iterator[Turn]:
+    """The turns of this process among so many that share the blocks."""
+    if require_integer("--devices", devices, at_least=1) == 1:
+        yield alone
+        return
+    with shared_turns(_help, work, devices) as turn:
+        yield turn
+
+
+def _help(work: Work, turn: Turn) -> None:
+    network = load_network(work.file, work.factory)
+    for _ in predict_blocks(network, work.rows, work.task, work.drawing, lambda _: None, turn):
+        pass
+
+
 def predict_blocks(
     network: nn.Module,
     rows: np.ndarray,
     task: Task,
     drawing: Drawing,
     look: Callable[[Columns], None],
+    turn: Turn = alone,
 ) -> Iterator[Columns]:
     """What is predicted, a block of rows at a time.
 
     Args:
         look: Called with what is predicted of the first block, before all others are.
+        turn: Which blocks are this process's, where several share them.
     """
     network = network.to(drawing.device)
     dtype = _input_dtype(network)
     starts = range(0, len(rows), drawing.batch_size)
-    for block, start in enumerate(starts):
+
+    def predict(block: int, start: int) -> Columns:
         inputs = _tensor(rows[start : start + drawing.batch_size], dtype).to(drawing.device)
         try:
             predicted = task(network, inputs, drawing.options(block))
@@ -137,6 +172,12 @@ def predict_blocks(
                     f"the network must return one output a row, but {name} of {len(inputs)} rows "
                     f"has the shape {tuple(values.shape)}."
                 )
+        return predicted
+
+    for block, start in enumerate(starts):
+        predicted = turn(partial(predict, block, start))
+        if predicted is None:
+            continue  # Another process's.
         if block == 0:
             look(predicted)
         yield predicted
