@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zeromean.experiments.networks import evaluation
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER, ours
 from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import lenet
+from zeromean.experiments.variance_networks import lenet, phase_transition
 
 TITLE = "Figures 3 and 8 (on LeNet-5): information moves from the means to the variances"
 SOURCE = "Neklyudov et al. (2019), Figures 3 and 8, section 4.3"
@@ -24,15 +23,6 @@ COVERS = (
 )
 VERSION = 2  # Trained on 55,000 images, the others being the validation set.
 PRIORS = ("log-uniform", "student-t", "ard")
-SLOW = "student-t-sample"
-# Per cent of the images: below it the means have lost what they knew.
-TRANSITION = 50.0
-CURVES = {
-    "accuracy_mean": "deterministic",
-    "accuracy_sample": "sample",
-    "accuracy_ensemble": "ensemble",
-    "accuracy_zero_mean": "zero-mean",
-}
 NOTES = (
     "All priors have the same {setting epochs} passes and the same rates. The curves are what "
     "Figures 3 and 8 show, here of LeNet-5 on MNIST: the accuracy of the means, of one "
@@ -54,7 +44,7 @@ NOTES = (
 class Config(lenet.Settings):
     """LeNet-5 with dense1 stochastic, one α for the layer."""
 
-    priors: tuple[str, ...] = (*PRIORS, SLOW)
+    priors: tuple[str, ...] = (*PRIORS, phase_transition.SLOW)
     """log-uniform, student-t (quadrature), student-t-sample (one sample, as the paper did), ard."""
 
 
@@ -86,35 +76,22 @@ CLAIMS = [
         ),
     )
 ]
-CLAIMS.append(
-    Claim(
-        "slow_over_log_uniform",
-        1.0,
-        PAPER("Figure 8, “slower”"),
-        0.0,
-        "at least",
-        "passes to the transition with one sample of Student's t, over those of log-uniform",
-    )
-)
+CLAIMS.append(phase_transition.SLOW_CLAIM)
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    unknown = [prior for prior in config.priors if prior not in lenet.PRIORS]
-    if unknown:
-        raise ValueError(
-            f"there is no prior {unknown[0]!r}; choose from {', '.join(lenet.PRIORS)}."
-        )
+    phase_transition.require_priors(config.priors, lenet.PRIORS)
     results = {}
     for prior in config.priors:
         network = lenet.Network(posterior="layer", prior=prior)
         trained = lenet.train(prior, network, config, log)
-        keys = [*CURVES, "certificate", "change"]
-        fallen = [row["accuracy_mean"] < TRANSITION for row in trained.history]
+        keys = [*phase_transition.CURVES, "certificate", "change"]
+        fallen = [row["accuracy_mean"] < phase_transition.TRANSITION for row in trained.history]
         curves = {key: [row[key] for row in trained.history] for key in keys}
         final = lenet.train_and_measure(prior, network, config, log)
-        dropped, _ = evaluation.drop_means(trained.model, trained.test.images[:10])
-        assert dropped is not None
-        zero_mean = evaluation.accuracy(dropped, trained.test, config.num_samples, seed=2)
+        zero_mean = phase_transition.accuracy_without_means(
+            trained.model, trained.test, config.num_samples
+        )
         results[prior] = {
             **final,
             "curves": curves,
@@ -123,10 +100,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
             "excess": max(row["excess"] for row in trained.history),
             "epochs_to_transition": 1 + (fallen.index(True) if any(fallen) else len(fallen)),
         }
-    if {"log-uniform", SLOW} <= results.keys():
-        passes = {prior: results[prior]["epochs_to_transition"] for prior in results}
-        results["slow_over_log_uniform"] = passes[SLOW] / passes["log-uniform"]
-    return results
+    return results | phase_transition.slowness(results, "epochs_to_transition")
 
 
 def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -135,20 +109,18 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     epochs = list(range(1, len(metrics[0][priors[0]]["curves"]["change"]) + 1))
     drawn = []
     for prior in priors:
-
-        def curves(names: dict[str, str], prior: str = prior) -> list:
-            return [
-                over_seeds(label, epochs, [m[prior]["curves"][key] for m in metrics])
-                for key, label in names.items()
-            ]
-
+        curves = [m[prior]["curves"] for m in metrics]
+        changes = [
+            over_seeds(label, epochs, [c[key] for c in curves])
+            for key, label in (("certificate", "certificate"), ("change", "measured"))
+        ]
         drawn += [
-            figure(f"{prior} prior", "epoch", "accuracy on validation images, %", curves(CURVES)),
+            phase_transition.accuracy_figure(prior, "epoch", curves),
             figure(
                 f"Change when the means are dropped, {prior} prior",
                 "epoch",
                 "change of a probability, mean over images",
-                curves({"certificate": "certificate", "change": "measured"}),
+                changes,
                 y_log=True,
             ),
         ]

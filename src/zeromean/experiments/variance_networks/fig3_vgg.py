@@ -8,27 +8,17 @@ from functools import partial
 from typing import Any
 
 from zeromean.experiments.networks import cifar
-from zeromean.experiments.networks.evaluation import accuracy, drop_means
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER
-from zeromean.experiments.runs.figure import figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.variance_networks import vgg
+from zeromean.experiments.variance_networks import phase_transition, vgg
+from zeromean.experiments.variance_networks.phase_transition import SLOW
 
 TITLE = "Figures 3 and 8 (CIFAR-10): a VGG moves its information from means to variances"
 SOURCE = "Neklyudov et al. (2019), Figures 3 and 8, section 4.3"
 NEEDS: tuple[str, ...] = ("cifar10",)
 COVERS = ("paper: Figure 3 on CIFAR-10", "paper: Figure 8 on CIFAR-10")
-PRIORS = ("log-uniform", "ard", "student-t", "student-t-sample")
-SLOW = "student-t-sample"
-CURVES = {
-    "accuracy_mean": "deterministic",
-    "accuracy_sample": "sample",
-    "accuracy_ensemble": "ensemble",
-    "accuracy_zero_mean": "zero-mean",
-}
-# Per cent of the images: below it the means have lost what they knew.
-TRANSITION = 50.0
+PRIORS = ("log-uniform", "ard", "student-t", SLOW)
 # They must have known something before: in the first passes they are at chance as well.
 KNOWN = 60.0
 NOTES = (
@@ -85,23 +75,12 @@ CLAIMS = [
         )
         for prior in PRIORS
     ),
-    Claim(
-        "slow_over_log_uniform",
-        1.0,
-        PAPER("Figure 8, “slower”"),
-        0.0,
-        "at least",
-        "passes to the transition with one sample of Student's t, over those of log-uniform",
-    ),
+    phase_transition.SLOW_CLAIM,
 ]
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    unknown = [prior for prior in config.priors if prior not in cifar.PRIORS]
-    if unknown:
-        raise ValueError(
-            f"there is no prior {unknown[0]!r}; choose from {', '.join(cifar.PRIORS)}."
-        )
+    phase_transition.require_priors(config.priors, cifar.PRIORS)
     results: dict[str, Any] = {"bits": cifar.bits(config)}
     for prior in config.priors:
         network = replace(cifar.VARIANCE, prior=prior)
@@ -109,15 +88,18 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
             prior, network, config, log, watch=cifar.look_closely
         )
         row["accuracy_zero_mean"] = log.once(
-            f"drop {prior}", partial(_without_means, trained, config)
+            f"drop {prior}",
+            partial(
+                phase_transition.accuracy_without_means,
+                trained.model,
+                trained.test,
+                config.num_samples,
+            ),
         )
         row["accuracy_lost"] = row["accuracy_averaged"] - row["accuracy_zero_mean"]
         row["passes_to_transition"] = transition(row["by_epoch"]["accuracy_mean"])
         results[prior] = row
-    if {"log-uniform", SLOW} <= results.keys():
-        passes = [results[prior]["passes_to_transition"] for prior in (SLOW, "log-uniform")]
-        results["slow_over_log_uniform"] = passes[0] / passes[1]
-    return results
+    return results | phase_transition.slowness(results, "passes_to_transition")
 
 
 def transition(accuracies: Sequence[float]) -> int:
@@ -125,7 +107,7 @@ def transition(accuracies: Sequence[float]) -> int:
     known = False
     for passed, value in enumerate(accuracies, start=1):
         known |= value >= KNOWN
-        if known and value < TRANSITION:
+        if known and value < phase_transition.TRANSITION:
             return passed
     return len(accuracies)
 
@@ -133,17 +115,8 @@ def transition(accuracies: Sequence[float]) -> int:
 def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     metrics = [record["metrics"] for record in records]
     priors = [name for name in PRIORS if name in metrics[0]]
-    passes = list(range(1, len(metrics[0][priors[0]]["by_epoch"]["accuracy_mean"]) + 1))
     drawn = [
-        figure(
-            f"{prior} prior",
-            "pass",
-            "accuracy on validation images, %",
-            [
-                over_seeds(label, passes, [m[prior]["by_epoch"][key] for m in metrics])
-                for key, label in CURVES.items()
-            ],
-        )
+        phase_transition.accuracy_figure(prior, "pass", [m[prior]["by_epoch"] for m in metrics])
         for prior in priors
     ]
     alphas = [
@@ -151,9 +124,3 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for prior in priors
     ]
     return [*drawn, *alphas]
-
-
-def _without_means(trained: cifar.Trained, config: Config) -> float:
-    dropped, _ = drop_means(trained.model, trained.test.images[:10])
-    assert dropped is not None
-    return accuracy(dropped, trained.test, config.num_samples, seed=2)

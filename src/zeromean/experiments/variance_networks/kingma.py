@@ -84,11 +84,9 @@ class Config(Dense):
     """log α at the start."""
 
 
+SIZES = ("epochs", "train_size", "test_size", "look_size")
 QUICK_SIZES: dict[str, Any] = {
-    "epochs": 6,
-    "train_size": 5000,
-    "test_size": 1000,
-    "look_size": 500,
+    **{name: cifar.QUICK[name] for name in SIZES},
     "width": 0.2,
     "log_alpha_lr": 0.03,
 }

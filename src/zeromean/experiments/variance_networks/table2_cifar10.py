@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromean.experiments.networks import cifar
-from zeromean.experiments.runs.claims import Claim
-from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.variance_networks import vgg
 
@@ -39,18 +37,7 @@ SMOKE = Config(**cifar.SMOKE)
 CLAIMS = [
     *vgg.claims({"dropout": (91.0, 93.1, 93.4), "variance": (91.3, 10.0, 93.4)}, chance=10.0),
     *vgg.log_alpha_claims(),
-    *(
-        Claim(
-            f"{name}.accuracy_averaged",
-            92.5,
-            ours("the bound that we set before the training"),
-            0.0,
-            "at least",
-            f"{name}: 20 samples",
-            "%",
-        )
-        for name in vgg.NETWORKS
-    ),
+    *vgg.bound_claims(92.5, "accuracy", "20 samples"),
     vgg.difference_claim(0.5, "accuracy"),
 ]
 figures = vgg.figures

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromean.experiments.networks import cifar
-from zeromean.experiments.runs.claims import Claim
-from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.variance_networks import vgg
 
@@ -44,18 +42,7 @@ CLAIMS = [
     *vgg.claims(
         {"dropout": (77.5, 79.8, 81.7), "variance": (76.9, 5.0, 82.2)}, chance=5.0, metric="top5"
     ),
-    *(
-        Claim(
-            f"{name}.top5_averaged",
-            80.0,
-            ours("the bound that we set before the training"),
-            0.0,
-            "at least",
-            f"{name}: 20 samples, five guesses",
-            "%",
-        )
-        for name in vgg.NETWORKS
-    ),
+    *vgg.bound_claims(80.0, "top5", "20 samples, five guesses"),
     vgg.difference_claim(0.7, "accuracy of five guesses"),
 ]
 figures = vgg.figures

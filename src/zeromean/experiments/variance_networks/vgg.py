@@ -72,6 +72,22 @@ def log_alpha_claims() -> list[Claim]:
     ]
 
 
+def bound_claims(bound: float, metric: str, words: str) -> list[Claim]:
+    """What both networks must reach."""
+    return [
+        Claim(
+            f"{name}.{metric}_averaged",
+            bound,
+            ours("the bound that we set before the training"),
+            0.0,
+            "at least",
+            f"{name}: {words}",
+            "%",
+        )
+        for name in NETWORKS
+    ]
+
+
 def difference_claim(points: float, metric: str) -> Claim:
     return Claim(
         "lost_by_variance",
