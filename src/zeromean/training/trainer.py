@@ -38,7 +38,7 @@ from zeromean.training.distributed import (
     launched_elsewhere,
 )
 from zeromean.training.early_stopping import best_epoch, is_over
-from zeromean.training.identity import describe
+from zeromean.training.description import describe
 from zeromean.training.job import Job, why_inexact, world_size_of
 from zeromean.training.likelihoods import Likelihood, as_likelihood
 from zeromean.training.precision import require_precision
