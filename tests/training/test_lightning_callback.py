@@ -1,17 +1,21 @@
 """The callback next to the same training in a bare loop."""
 
 import copy
+import multiprocessing
+import sys
 from functools import partial
 
 import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import zeromean as zm
-from zeromean.training import ElboCallback
+from zeromean.training import ElboCallback, children
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -42,10 +46,9 @@ class Classifier(pl.LightningModule):
 
 
 def trainer(*callbacks, **options):
-    options = {"max_epochs": 2, "logger": False, **options}
+    options = {"max_epochs": 2, "logger": False, "devices": 1, **options}
     return pl.Trainer(
         accelerator="cpu",
-        devices=1,
         callbacks=list(callbacks),
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -88,6 +91,72 @@ def test_steps_are_those_of_a_bare_loop(returns, accumulate):
             step += 1
     for mine, theirs in zip(module.model.parameters(), bare.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+class Two(LightningEnvironment):
+    """Two processes that the test has started."""
+
+    def __init__(self, group):
+        super().__init__()
+        self.group = group
+
+    creates_processes_externally = True
+
+    def world_size(self):
+        return 2
+
+    def global_rank(self):
+        return self.group.rank
+
+    def local_rank(self):
+        return self.group.rank
+
+    def set_world_size(self, size):
+        pass
+
+    def set_global_rank(self, rank):
+        pass
+
+
+def train_in_two(job, group):
+    """Each process has every other example; the noise is drawn after the training."""
+    module = job or Classifier()
+    mine = TensorDataset(X[group.rank :: 2], Y[group.rank :: 2])
+    ddp = DDPStrategy(cluster_environment=Two(group))
+    run = trainer(
+        ElboCallback(num_data=32, beta=zm.linear_warmup(steps=4), num_samples=2),
+        strategy=ddp,
+        devices=2,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+    run.fit(module, DataLoader(mine, batch_size=4), DataLoader(mine, batch_size=4))
+    drawn = [torch.zeros(4) for _ in range(2)]
+    distributed.all_gather(drawn, torch.randn(4))
+    return run.callback_metrics, drawn
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs forks")
+def test_two_processes_train_as_one_does(monkeypatch):
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(children, "start_context", lambda: context)
+    two = Classifier()
+    one = copy.deepcopy(two)
+    with children.children(train_in_two, copy.deepcopy(two), 2, "cpu") as group:
+        logged, drawn = train_in_two(two, group)
+    order = torch.arange(32).view(4, 4, 2).transpose(1, 2).flatten()  # As both have them together.
+    data = DataLoader(TensorDataset(X[order], Y[order]), batch_size=8)
+    trainer(ElboCallback(num_data=32, beta=zm.linear_warmup(steps=4), num_samples=0)).fit(one, data)
+    for mine, theirs in zip(two.model.parameters(), one.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(logged["kl/model.0"], zm.kl_divergence(one).detach(), rtol=1e-4,
+                               atol=0, check_dtype=False)  # fmt: skip
+    # Metrics of validation are those of both shares; noise is each process's own.
+    proba = zm.predict_proba(one.model, X, 1)
+    nll = -proba.gather(1, Y[:, None]).log().mean()
+    torch.testing.assert_close(logged["mc_nll"], nll)
+    assert not torch.equal(*drawn)
 
 
 def test_every_closure_of_an_optimizer_has_the_kl():

@@ -94,7 +94,8 @@ class ElboCallback(pl.Callback):
             seed_ranks()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        pl_module.log_dict(layer_metrics(pl_module))
+        # All ranks have the same; Lightning warns where it is not told to average.
+        pl_module.log_dict(layer_metrics(pl_module), sync_dist=True)
 
     def on_validation_batch_end(
         self,
