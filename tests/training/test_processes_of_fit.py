@@ -19,13 +19,15 @@ from zeromean.training.distributed import ALONE, is_about_others
 
 pl = pytest.importorskip("lightning.pytorch")
 
+pytestmark = pytest.mark.usefixtures("copies_of_this_process")
+
 CONFIG = TrainingConfig(epochs=2, batch_size=16, lr=0.02)
 # All that has no noise is the same in one process and in two, but for the order of sums.
 PLAIN = dict(rtol=1e-4, atol=1e-6)
 
 
-@pytest.fixture(autouse=True)
-def _copies_of_this_process(monkeypatch):
+@pytest.fixture
+def copies_of_this_process(monkeypatch):
     """They start at once, where new interpreters would import Lightning again, each for seconds.
 
     The tests run with one thread, so that forks are safe.
@@ -140,8 +142,9 @@ def test_expected_gradient_of_two_is_that_of_one(tmp_path):
         watch = Gradients(model.weight.mean)
         fit(
             model,
-            (X, VALUES),
-            TrainingConfig(epochs=150, batch_size=62, lr=1e-12),
+            # Many steps in few epochs: each of these is written to disk.
+            (X.repeat(75, 1), VALUES.repeat(75, 1)),
+            TrainingConfig(epochs=2, batch_size=62, lr=1e-12),
             folder=tmp_path / str(devices),
             devices=devices,
             likelihood=zm.GaussianLikelihood(1, learn=False),
@@ -159,13 +162,16 @@ def test_expected_gradient_of_two_is_that_of_one(tmp_path):
     assert (ratio.log().abs() < 0.35).all()
 
 
+class Stop(pl.Callback):
+    """Interrupts after the first epoch."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2)])
 def test_checkpoint_goes_on_with_another_number_of_processes(first, second, tmp_path):
-    class Stop(pl.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == 1:
-                raise KeyboardInterrupt
-
     whole = fit(plain(), (X, CLASSES), CONFIG, folder=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fit(plain(), (X, CLASSES), CONFIG, folder=tmp_path / "cut", devices=first,
@@ -215,7 +221,7 @@ def test_noise_and_early_stopping_in_two_processes(tmp_path):
     [
         ({"devices": 0}, ValueError, "devices must be at least 1"),
         ({"devices": 3}, ValueError, "batch_size counts the examples of all processes.*16 for 3"),
-        ({"devices": 2, "sync_batchnorm": True}, ValueError, "sync_batchnorm needs GPUs"),
+        ({"devices": 2, "sync_batchnorm": 2}, TypeError, "sync_batchnorm must be True or False"),
     ],
 )
 def test_places_that_cannot_be(options, error, message, tmp_path):

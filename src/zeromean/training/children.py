@@ -14,11 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from zeromean.prediction.processes import (
-    become_child,
-    prepared_for_children,
-    start_context,
-)
+from zeromean.prediction.processes import become_child, start_context, started_child
 from zeromean.training.distributed import MENDABLE, Group, group_of, is_about_others
 
 # Seconds. A child imports torch and Lightning, on a busy machine perhaps.
@@ -47,47 +43,52 @@ def children(
     threads = 1 if forked else max(1, threads_before // world_size)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     started: dict[int, tuple[Any, Connection]] = {}
-    over = False
+    if forked and "torch.distributed.tensor" in sys.modules:
+        from zeromean.training.sharding import forget_shards
+
+        forget_shards()
     try:
         for rank in range(1, world_size):
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_run,
-                args=(rank, world_size, accelerator, store.port, there, threads, work),
-                kwargs={"job": job if forked else None},
-                name=f"rank {rank}",
-            )
-            with prepared_for_children(threads):
-                process.start()
-            there.close()
-            started[rank] = process, here
+            its_job = job if forked else None
+            arguments = rank, world_size, accelerator, store.port, threads, work, its_job
+            started[rank] = started_child(context, _run, arguments, threads=threads)
         _wait_until_ready(started)
         torch.set_num_threads(threads)
         with group_of(0, world_size, accelerator, store=store, local=True) as group:
-            group.share([content])
-            yield group
-        over = True
-    except RuntimeError as error:
-        if not is_about_others(error):
-            raise
-        _explain(started, error)
+            over = False
+            try:
+                group.share([content])
+                yield group
+                over = True
+            except RuntimeError as error:
+                if is_about_others(error):
+                    _explain(started, error)
+                raise
+            finally:
+                # Before the group is left, which waits for exchanges that are under way.
+                _end(started, over)
     finally:
         torch.set_num_threads(threads_before)
-        for process, connection in started.values():
-            # None has anything to save, but the last exchange must be over for all.
-            if over:
-                connection.poll(_TO_END)
-            process.kill()
-            process.join()
-            connection.close()
+        _end(started, over=False)
+
+
+def _end(started: dict[int, tuple[Any, Connection]], over: bool) -> None:
+    while started:
+        process, connection = started.popitem()[1]
+        # None has anything to save, but the last exchange must be over for all.
+        if over:
+            connection.poll(_TO_END)
+        process.kill()
+        process.join()
+        connection.close()
 
 
 def _run(
+    connection: Connection,
     rank: int,
     world_size: int,
     accelerator: str,
     port: int,
-    connection: Connection,
     threads: int,
     work: Callable[[Any, Group], None],
     job: Any,
@@ -99,20 +100,28 @@ def _run(
         store = TCPStore("127.0.0.1", port, is_master=False)
         with group_of(rank, world_size, accelerator, store=store, local=True) as group:
             content: list[Any] = [None]
-            group.share(content)
-            if content[0] is not None:
-                job = pickle.loads(content[0])
-            work(job, group)
-            connection.send(("done",))
-            # Taking everything down in order takes seconds, and nobody is there to see it.
+            try:
+                group.share(content)
+                if content[0] is not None:
+                    job = pickle.loads(content[0])
+                work(job, group)
+                connection.send(("done",))
+            except Exception as error:
+                _report(connection, error)
+            # Taking everything down in order takes seconds, and nobody is there to see it; with an
+            # exchange that is under way it would not end.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
     except Exception as error:
-        mendable = type(error).__name__ in MENDABLE
-        text = str(error) if mendable else traceback.format_exc()
-        kind = "peer" if is_about_others(error) else type(error).__name__
-        connection.send((kind, text))
+        _report(connection, error)
+
+
+def _report(connection: Connection, error: Exception) -> None:
+    mendable = type(error).__name__ in MENDABLE
+    text = str(error) if mendable else traceback.format_exc()
+    kind = "peer" if is_about_others(error) else type(error).__name__
+    connection.send((kind, text))
 
 
 def pickled(job: Any) -> bytes:

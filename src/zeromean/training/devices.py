@@ -10,6 +10,7 @@ from torch import nn
 from zeromean.arguments import require_choice, require_integer
 
 Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
+Strategy = Literal["ddp", "fsdp"]
 
 
 def chosen_accelerator(accelerator: Accelerator) -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeromean.arguments import require_integer, require_model, shown
+from zeromean.arguments import require_flag, require_integer, require_model, shown
 from zeromean.compression.prune import EmptiedWarning, prune_, require_prunable
 from zeromean.prediction.probabilities import require_logits
 from zeromean.training.collapse import CollapseWatch
@@ -28,6 +28,8 @@ from zeromean.training.parameter_groups import parameter_groups, require_optimiz
 from zeromean.training.precision import autocast, in_full
 from zeromean.training.randomness import derived_seed
 from zeromean.training.ranks import seed_rank
+from zeromean.training.sharding import changed_whole, is_sharded, whole
+from zeromean.training.sync_batchnorm import SyncedBatchNorm
 from zeromean.training.weight_average import WeightAverage
 
 # Outputs that autocast has left in one of these are taken back to float32.
@@ -51,6 +53,8 @@ class ElboModule(pl.LightningModule):
             warm-up count steps of the optimizer, of which there are fewer.
         likelihood: The data term: an object with a method `nll(outputs, targets)`, whose parameters
             are trained too, or a function of both. Default: cross-entropy.
+        sync_batchnorm: BatchNorm's statistics are those of all processes, of which there must be
+            several.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class ElboModule(pl.LightningModule):
         num_data: int,
         steps_per_epoch: int,
         likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
+        sync_batchnorm: bool = False,
     ):
         super().__init__()
         require_model(model)
@@ -73,6 +78,7 @@ class ElboModule(pl.LightningModule):
         self.num_data = num_data
         self.steps_per_epoch = steps_per_epoch
         self.likelihood = as_likelihood(likelihood)
+        self.sync_batchnorm = require_flag("sync_batchnorm", sync_batchnorm)
         self.averages = EpochAverages()
         self.collapse = CollapseWatch()
         if config.prune_after_epochs is not None:
@@ -115,8 +121,9 @@ class ElboModule(pl.LightningModule):
             scale_decay=config.scale_decay,
         )
         eps = 1e-8 / self.num_data if config.adam_eps is None else config.adam_eps
-        # Fused steps take the scale of float16's gradients off by themselves, too late to clip.
-        fused = config.precision != "float16"
+        # Fused steps take the scale of float16's gradients off by themselves, too late to clip;
+        # and torch has none of SGD for shards.
+        fused = config.precision != "float16" and not is_sharded(self)
         if config.optimizer == "sgd":
             _require_rate_of_log_alpha(groups, config)
             optimizer = NesterovAndAdam(groups, momentum=config.momentum, eps=eps, fused=fused)
@@ -141,16 +148,15 @@ class ElboModule(pl.LightningModule):
         require_optimized(self, *self.trainer.optimizers)
 
     def on_train_epoch_end(self) -> None:
-        if not self.trainer.is_global_zero:
-            return
-        with torch.no_grad():
-            self.collapse.end_epoch(kl_by_layer(self.model))
+        with whole(self), torch.no_grad():
+            if self.trainer.is_global_zero:
+                self.collapse.end_epoch(kl_by_layer(self.model))
 
     def on_train_epoch_start(self) -> None:
         self.averages = EpochAverages()
         first = self.config.prune_after_epochs
         if first is not None and self.current_epoch >= first:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), whole(self):
                 # A layer may lose everything. The metrics show it, and some are meant to.
                 warnings.simplefilter("ignore", EmptiedWarning)
                 prune_(self.model)
@@ -163,7 +169,8 @@ class ElboModule(pl.LightningModule):
         noise = generator_state(device)
 
         def loss_and_nll() -> tuple[Tensor, Tensor]:
-            with autocast(precision, device.type):
+            synced = SyncedBatchNorm() if self.sync_batchnorm else nullcontext()
+            with autocast(precision, device.type), synced:
                 outputs = outputs_of(self.model, inputs)
             if outputs.dtype in _SHORT:
                 outputs = outputs.float()
@@ -197,7 +204,8 @@ class ElboModule(pl.LightningModule):
             return  # No step of the optimizer.
         if self.config.clip_log_alpha is not None:
             low, high = self.config.clip_log_alpha
-            clip_log_alpha_(self.model, low=low, high=high)
+            with changed_whole(self):
+                clip_log_alpha_(self.model, low=low, high=high)
         if self.weight_average is not None:
             step = self.current_epoch * self.optimizer_steps + batch_idx // self.accumulate
             self.weight_average.update(step)

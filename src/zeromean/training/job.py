@@ -10,7 +10,7 @@ from torch import nn
 
 from zeromean.training.config import TrainingConfig
 from zeromean.training.data_sources import DataSource
-from zeromean.training.devices import require_devices
+from zeromean.training.devices import Strategy, require_devices
 from zeromean.training.likelihoods import Likelihood
 
 
@@ -26,6 +26,7 @@ class Job:
     test: Any
     likelihood: Likelihood | None
     accelerator: str
+    strategy: Strategy
     sync_batchnorm: bool
     num_data: int | None
     steps_per_epoch: int | None
@@ -57,9 +58,4 @@ def world_size_of(devices: int | None, elsewhere: tuple[int, int] | None, job: J
         world_size = elsewhere[1] if devices is None else devices
     else:
         world_size = require_devices(1 if devices is None else devices, job.accelerator)
-    if job.sync_batchnorm and job.accelerator == "cpu" and world_size > 1:
-        raise ValueError(
-            "sync_batchnorm needs GPUs, as torch.nn.SyncBatchNorm does; on CPUs leave it out, or "
-            "train in one process."
-        )
     return world_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 import signal
@@ -27,6 +28,7 @@ from zeromean.training.elbo_module import ElboModule
 from zeromean.training.precision import gradient_scaler
 from zeromean.training.randomness import derived_seed, isolated
 from zeromean.training.recorder import ProgressBar, Recorder
+from zeromean.training.sharding import WholeModel, shard_
 
 if TYPE_CHECKING:
     from zeromean.training.job import Job
@@ -47,17 +49,24 @@ def run(
     """Train from a state, or from the start, to the end; the recorder knows what has come of it."""
     config = job.config
     sets = {"test": job.test, "validation": job.validation}
+    several = group.world_size > 1
+    model, likelihood = job.model, job.likelihood
+    if several and job.strategy == "fsdp":
+        # What has been divided cannot be put together again: it is a copy.
+        model, likelihood = copy.deepcopy((model, likelihood))
     module = ElboModule(
-        job.model,
+        model,
         config,
         num_data=source.num_data,
         steps_per_epoch=len(source.batches),
-        likelihood=job.likelihood,
+        likelihood=likelihood,
+        sync_batchnorm=several and job.sync_batchnorm,
     )
     recorder = Recorder(
         files,
         description,
         state,
+        whole=WholeModel(job.model, job.likelihood),
         sets={name: data for name, data in sets.items() if data is not None},
         on_epoch=on_epoch,
         group=group,
@@ -71,6 +80,7 @@ def run(
         _fit(trainer, module, _loader(_OrderedByEpoch(source.batches, module)), recorder)
     if module.weight_average is not None:
         module.weight_average.swap_()
+    recorder.whole.take_(module)
     return recorder
 
 
@@ -146,9 +156,9 @@ def _trainer(
     show_progress = progress and group.is_first and sys.stdout.isatty()
     options: dict[str, Any] = {}
     if group.world_size > 1:
-        options["strategy"] = DDPStrategy(cluster_environment=_Processes(group))
+        strategy = _Sharded if job.strategy == "fsdp" else DDPStrategy
+        options["strategy"] = strategy(cluster_environment=_Processes(group))
         options["num_nodes"] = group.world_size // group.local_size
-        options["sync_batchnorm"] = job.sync_batchnorm
     if module.config.precision == "float16":
         options["plugins"] = [gradient_scaler(job.accelerator)]
     return pl.Trainer(
@@ -167,6 +177,20 @@ def _trainer(
         default_root_dir=Path(folder),
         **options,
     )
+
+
+class _Sharded(DDPStrategy):
+    """Lightning's DDP with FSDP2 in place of DistributedDataParallel.
+
+    Lightning's own strategy for FSDP2 is for GPUs: on CPUs it asks for the index of a device.
+    """
+
+    def _setup_model(self, model: nn.Module) -> Any:
+        shard_(model, self.root_device, self.world_size, "training_step")
+        return model
+
+    def _register_ddp_hooks(self) -> None:
+        """There is no DistributedDataParallel to register them with."""
 
 
 def _loader(batches: _OrderedByEpoch) -> Any:

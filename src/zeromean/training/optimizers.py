@@ -59,3 +59,11 @@ class NesterovAndAdam(torch.optim.Optimizer):
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self._share_groups()
+
+
+def load_state_(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Go on from a state; how steps are computed, which a device decides, stays as it is."""
+    fused = [group["fused"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, value in zip(optimizer.param_groups, fused, strict=True):
+        group["fused"] = value

@@ -25,6 +25,7 @@ from zeromean.training.layer_monitor import (
     new_variance_layers,
     not_finite_parameters,
 )
+from zeromean.training.optimizers import load_state_
 from zeromean.training.randomness import (
     derived_seed,
     isolated,
@@ -32,6 +33,7 @@ from zeromean.training.randomness import (
     set_random_state,
 )
 from zeromean.training.ranks import seed_rank
+from zeromean.training.sharding import WholeModel, gathered, shard_moments_
 
 _log = logging.getLogger("zeromean.training")
 # Streams of noise, one for each set that is looked at.
@@ -53,6 +55,7 @@ class Recorder(pl.Callback):
         description: dict[str, Any],
         state: dict[str, Any] | None,
         *,
+        whole: WholeModel,
         sets: Mapping[str, Data],
         on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None,
         group: Group = ALONE,
@@ -60,6 +63,7 @@ class Recorder(pl.Callback):
         self.files = files
         self.description = description
         self.state = state
+        self.whole = whole
         self.sets = sets
         self.on_epoch = on_epoch
         self.group = group
@@ -73,7 +77,7 @@ class Recorder(pl.Callback):
         assert isinstance(pl_module, ElboModule)
         average = pl_module.weight_average
         if average is not None:
-            average.to(pl_module.device)
+            average.follow_model()
         if self.group.is_first:
             for row in self.history:
                 _send_to_loggers(trainer, row)
@@ -81,12 +85,11 @@ class Recorder(pl.Callback):
             self.processes.append(self.group.world_size)
         if self.state is not None:
             # Only here do the optimizer and the scheduler exist.
-            trainer.optimizers[0].load_state_dict(self.state["optimizer"])
+            load_state_(trainer.optimizers[0], self.state["optimizer"])
+            shard_moments_(trainer.optimizers[0])
             _scheduler(trainer).load_state_dict(self.state["scheduler"])
             trainer.precision_plugin.load_state_dict(self.state.get("scaler") or {})
             set_random_state(self.state["random"])
-            if pl_module.likelihood_state and self.state.get("likelihood"):
-                pl_module.likelihood_state.load_state_dict(self.state["likelihood"])
             if average is not None:
                 average.load(self.state["average"])
             self.state = None
@@ -100,28 +103,33 @@ class Recorder(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, ElboModule)
-        model, epoch = pl_module.model, trainer.current_epoch + 1
-        parameters = not_finite_parameters(model)
-        if parameters:
-            raise ValueError(f"After epoch {epoch} {describe_parameters(parameters)}.")
+        epoch = trainer.current_epoch + 1
         # Looking must not change what comes next: training is the same with and without it.
         seed = derived_seed(pl_module.config.seed, 1, epoch)
         with isolated(seed), pl_module.with_averaged_weights():
+            self.whole.take_(pl_module)
+            model, likelihood = self.whole.model, self.whole.likelihood
+            # An average is not finite either where a weight is not.
+            parameters = not_finite_parameters(model)
+            if parameters:
+                raise ValueError(f"After epoch {epoch} {describe_parameters(parameters)}.")
             looked = self._look(pl_module)
             row = self.group.first(lambda: self._metrics(pl_module, epoch, trainer, looked))
             self.history.append(row)
             if best_epoch(self.history, pl_module.config) == epoch:
                 self.best = {"model": _copied(model), "likelihood": None}
                 if pl_module.likelihood_state is not None:
-                    self.best["likelihood"] = _copied(pl_module.likelihood_state)
-        self.group.first(lambda: self._save(pl_module, epoch, trainer))
+                    self.best["likelihood"] = _copied(likelihood)
+        state = self._state(pl_module, epoch, trainer)
+        self.group.first(lambda: self.files.save(state))
         if self.group.is_first:
             self.files.append_metrics(row)
             _send_to_loggers(trainer, row)
         if is_over(self.history, pl_module.config):
             trainer.should_stop = True
 
-    def _save(self, module: ElboModule, epoch: int, trainer: pl.Trainer) -> None:
+    def _state(self, module: ElboModule, epoch: int, trainer: pl.Trainer) -> dict[str, Any]:
+        """What a checkpoint holds; all processes have a part in it where the model is sharded."""
         average = module.weight_average
         state = {
             "description": self.description,
@@ -140,7 +148,7 @@ class Recorder(pl.Callback):
             state["scaler"] = scaler
         if self.best is not None:
             state["best"] = self.best
-        self.files.save(state)
+        return gathered(state)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -154,12 +162,13 @@ class Recorder(pl.Callback):
         sums = [averages.num_objects, averages.nll_sum, averages.loss_sum]
         count, averages.nll_sum, averages.loss_sum = self.group.sums(sums)
         averages.num_objects = round(count)
-        with restored_modes(module.model):
+        model, likelihood = self.whole.model, self.whole.likelihood
+        with restored_modes(model):
             for name, data in self.sets.items():
                 metrics = evaluate(
-                    module.model,
+                    model,
                     data,
-                    module.likelihood,
+                    likelihood,
                     seed_of=partial(derived_seed, module.config.seed, _STREAMS[name]),
                     device=module.device,
                     group=self.group,
@@ -170,7 +179,7 @@ class Recorder(pl.Callback):
     def _metrics(
         self, module: ElboModule, epoch: int, trainer: pl.Trainer, looked: dict[str, Any]
     ) -> dict[str, Any]:
-        model, averages = module.model, module.averages
+        model, averages = self.whole.model, module.averages
         layers = layer_metrics(model)
         kl = math.fsum(value for name, value in layers.items() if name.startswith("kl/"))
         data_term = -module.num_data * averages.nll

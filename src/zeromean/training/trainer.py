@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor, nn
 
-from zeromean.arguments import require_flag, require_model, shown
+from zeromean.arguments import require_choice, require_flag, require_model, shown
 from zeromean.extras import how_to_install
 from zeromean.files.lock import locked
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
@@ -25,8 +25,10 @@ from zeromean.training.data_sources import (
     from_module,
     is_module,
 )
+from zeromean.training.description import describe
 from zeromean.training.devices import (
     Accelerator,
+    Strategy,
     chosen_accelerator,
     device_of,
 )
@@ -38,13 +40,11 @@ from zeromean.training.distributed import (
     launched_elsewhere,
 )
 from zeromean.training.early_stopping import best_epoch, is_over
-from zeromean.training.description import describe
 from zeromean.training.job import Job, why_inexact, world_size_of
 from zeromean.training.likelihoods import Likelihood, as_likelihood
 from zeromean.training.precision import require_precision
 from zeromean.training.serving import served_group
 from zeromean.training.training_sets import require_sets
-from zeromean.training.weight_average import put_average_
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -83,6 +83,7 @@ def fit(
     likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
     accelerator: Accelerator = "auto",
     devices: int | None = None,
+    strategy: Strategy = "ddp",
     sync_batchnorm: bool = False,
     num_data: int | None = None,
     steps_per_epoch: int | None = None,
@@ -115,9 +116,11 @@ def fit(
             `nll(outputs, targets)`, whose parameters are trained too, or a function of outputs and
             targets that gives the mean negative log-likelihood. Default: targets are classes.
         accelerator: "cpu", "cuda" (or "gpu"), "mps", or "auto": the best that is there.
-        devices: Processes that share every mini-batch (DDP), each with a GPU or on the CPU.
-            Default: those that torchrun has started, else one.
-        sync_batchnorm: BatchNorm's statistics are those of all processes; on GPUs.
+        devices: Processes that share every mini-batch, each with a GPU or on the CPU. Default:
+            those that torchrun has started, else one.
+        strategy: "ddp": each process has the whole model. "fsdp": gradients and the optimizer's
+            moments are divided among them, and so are parameters between steps.
+        sync_batchnorm: BatchNorm's statistics are those of all processes.
         num_data: Examples in the whole training set, for loaders that do not know.
         steps_per_epoch: Batches of an epoch, for loaders that do not know.
         callbacks: Lightning callbacks, for the first process. They are not part of the checkpoint.
@@ -140,6 +143,7 @@ def fit(
     device_of(model)
     accelerator_here = chosen_accelerator(accelerator)
     require_precision(config.precision, accelerator_here)
+    require_choice("strategy", strategy, get_args(Strategy))
     job = Job(
         model=model,
         train=train,
@@ -149,6 +153,7 @@ def fit(
         test=test,
         likelihood=likelihood,
         accelerator=accelerator_here,
+        strategy=strategy,
         sync_batchnorm=require_flag("sync_batchnorm", sync_batchnorm),
         num_data=num_data,
         steps_per_epoch=steps_per_epoch,
@@ -249,6 +254,7 @@ def _train_locked(
         model.load_state_dict(state["model"])
         if is_over(state["history"], config):
             return _finished(job, state["history"], state, done, why_inexact(job, source, state))
+        _load_likelihood(job, state)
         _log.info("Resuming %s after epoch %d of %d.", files.folder, done, config.epochs)
     device = device_of(model)
     recorder = run(
@@ -279,12 +285,18 @@ def _finished(
     if best is not None:
         job.model.load_state_dict(best["model"])
     elif state.get("average"):
+        from zeromean.training.weight_average import put_average_
+
         put_average_(job.model, state["average"])
-    likelihood = (best or state).get("likelihood")
-    if likelihood is not None and isinstance(job.likelihood, nn.Module):
-        job.likelihood.load_state_dict(likelihood)
+    _load_likelihood(job, best or state)
     epoch = None if best is None else best_epoch(history, job.config)
     return FitResult(job.model, history, job.folder, done, epoch, inexact)
+
+
+def _load_likelihood(job: Job, state: dict[str, Any]) -> None:
+    found = state.get("likelihood")
+    if found and isinstance(job.likelihood, nn.Module):
+        job.likelihood.load_state_dict(found)
 
 
 def _with_loaders(job: Job, group: Group) -> Job:

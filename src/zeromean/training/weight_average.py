@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from zeromean.training.sharding import local, placed_like
+
 
 class WeightAverage:
     """Exponential moving average of the parameters and of the buffers that are not counters.
@@ -31,9 +33,10 @@ class WeightAverage:
             if tensor.is_floating_point()
         }
 
-    def to(self, device: torch.device) -> None:
-        """Move the average to where the model is."""
-        self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+    def follow_model(self) -> None:
+        """Move the average to where the model is: to its device, and into shards."""
+        state = self.model.state_dict()
+        self.tensors = {name: placed_like(t, state[name]) for name, t in self.tensors.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -41,8 +44,9 @@ class WeightAverage:
         # Early on the average is over all steps so far: it would take long to forget the start.
         decay = min(math.exp(-1 / self.num_steps), (1 + step) / (10 + step))
         state = self.model.state_dict()
-        weights = [state[name] for name in self.tensors]
-        get_ema_multi_avg_fn(decay)(list(self.tensors.values()), weights, step)
+        averages = [local(tensor) for tensor in self.tensors.values()]
+        weights = [local(state[name]) for name in self.tensors]
+        get_ema_multi_avg_fn(decay)(averages, weights, step)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -56,15 +60,16 @@ class WeightAverage:
     @torch.no_grad()
     def swap_(self) -> None:
         state = self.model.state_dict()
-        for name, average in self.tensors.items():
-            weight = state[name].clone()
-            state[name].copy_(average)
-            average.copy_(weight)
+        for name, tensor in self.tensors.items():
+            weight, average = local(state[name]), local(tensor)
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Go on from the tensors of a checkpoint."""
         for name, tensor in tensors.items():
-            self.tensors[name].copy_(tensor)
+            self.tensors[name].copy_(placed_like(tensor, self.tensors[name]))
 
 
 @torch.no_grad()
