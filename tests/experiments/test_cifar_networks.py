@@ -13,6 +13,7 @@ from zeromean import data
 from zeromean.data import ImageSet
 from zeromean.experiments import registry
 from zeromean.experiments.networks import cifar, evaluation
+from zeromean.experiments.networks.cifar import recipe
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.sparse_networks.magnitude import prune_by_magnitude
 from zeromean.experiments.variance_networks import fig3_vgg, kingma, post_linear
@@ -102,7 +103,7 @@ def test_variance_networks_have_noise_in_the_last_layers_alone(architecture):
     network = cifar.VARIANCE.build(settings, images, 7)
     names = cifar.LAST_LAYERS[architecture]
     assert tuple(zm.stochastic_layers(network)) == names
-    assert list(cifar.log_alphas(network).values()) == pytest.approx([-10.0] * len(names))
+    assert list(evaluation.log_alphas(network).values()) == pytest.approx([-10.0] * len(names))
     assert network(images).shape == (20, 7)
     rates = {m.p for m in network.modules() if isinstance(m, nn.Dropout)}
     assert rates == ({0.15, 0.2, 0.25} if architecture == "vgg" else {0.1})
@@ -152,7 +153,7 @@ def test_readings_of_alpha_are_each_there_once_after_a_resume(tmp_path, monkeypa
             raise KeyboardInterrupt
         return look(few, epoch, model)
 
-    monkeypatch.setattr(cifar, "look", stop)
+    monkeypatch.setattr(recipe, "look", stop)
     with pytest.raises(KeyboardInterrupt):
         train("cut")
     resumed = train("cut")

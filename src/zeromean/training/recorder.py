@@ -139,7 +139,6 @@ class Recorder(pl.Callback):
             "optimizer": trainer.optimizers[0].state_dict(),
             "scheduler": _scheduler(trainer).state_dict(),
             "random": random_state(),
-            "history": self.history,
             "processes": self.processes,
         }
         if module.likelihood_state is not None:
@@ -148,7 +147,7 @@ class Recorder(pl.Callback):
             state["scaler"] = scaler
         if self.best is not None:
             state["best"] = self.best
-        return gathered(state)
+        return {**gathered(state), "history": self.history}
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException

@@ -12,7 +12,6 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._pytree import tree_map_only
 
 from zeromean.training.optimizers import NesterovAndAdam
@@ -27,7 +26,8 @@ def shard_(module: nn.Module, device: torch.device, world_size: int, step: str) 
     for parameter in scalars:
         parameter.register_hook(_averaged)
     mesh = init_device_mesh(device.type, (world_size,))
-    fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params=scalars)
+    options: dict[str, Any] = {"ignored_params": scalars} if scalars else {}  # Newer than fully_shard.
+    fully_shard(module, mesh=mesh, reshard_after_forward=False, **options)
     register_fsdp_forward_method(module, step)
 
 
@@ -36,6 +36,8 @@ def forget_shards() -> None:
 
     In the child it would be too late, since the cache has a lock for each thread of its parent.
     """
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # Not in every torch.
+
     _clear_sharding_prop_cache()
 
 
@@ -89,7 +91,7 @@ class WholeModel:
         """Give them what a module with their sharded copies has come to; all processes ask."""
         for mine, theirs in ((self.model, module.model), (self.likelihood, module.likelihood)):
             if mine is not theirs and isinstance(mine, nn.Module):
-                mine.load_state_dict(gathered(theirs.state_dict()))
+                mine.to(module.device).load_state_dict(gathered(theirs.state_dict()))
 
 
 def local(tensor: Tensor) -> Tensor:
