@@ -13,7 +13,6 @@ from zeromean import data
 from zeromean.data import ImageSet
 from zeromean.experiments import registry
 from zeromean.experiments.networks import cifar, evaluation
-from zeromean.experiments.networks.cifar import recipe
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.sparse_networks.magnitude import prune_by_magnitude
 from zeromean.experiments.variance_networks import fig3_vgg, kingma, post_linear
@@ -153,7 +152,7 @@ def test_readings_of_alpha_are_each_there_once_after_a_resume(tmp_path, monkeypa
             raise KeyboardInterrupt
         return look(few, epoch, model)
 
-    monkeypatch.setattr(recipe, "look", stop)
+    monkeypatch.setattr(cifar, "look", stop)
     with pytest.raises(KeyboardInterrupt):
         train("cut")
     resumed = train("cut")
