@@ -26,7 +26,9 @@ def shard_(module: nn.Module, device: torch.device, world_size: int, step: str) 
     for parameter in scalars:
         parameter.register_hook(_averaged)
     mesh = init_device_mesh(device.type, (world_size,))
-    options: dict[str, Any] = {"ignored_params": scalars} if scalars else {}  # Newer than fully_shard.
+    options: dict[str, Any] = (
+        {"ignored_params": scalars} if scalars else {}
+    )  # Newer than fully_shard.
     fully_shard(module, mesh=mesh, reshard_after_forward=False, **options)
     register_fsdp_forward_method(module, step)
 
