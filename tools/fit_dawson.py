@@ -6,7 +6,7 @@ With x = mean² / variance and Dawson's function D, the KL and its derivatives a
 
 All three are entire in x, and on x >= 0 each is elementary factors times a bounded function:
 
-    K   = ½ log(1 + x / SCALE) + y Q,    K' = P / (x + 3),    K'' = R / (x + 5)²,
+    K   = ½ log(1 + x / SCALE) + y Q,    K' = P / (x + SCALE),    K'' = R / (x + 5)²,
 
 where y = x / (x + SCALE). This y maps the right half plane, on which Q, P and R are bounded, onto
 the disc around ½ that has [0, 1] as its diameter. Hence a single polynomial in y - ½ serves every
@@ -80,7 +80,7 @@ def value_factor(y: mpf) -> mpf:
 
 def slope_factor(y: mpf) -> mpf:
     x = SCALE * y / (1 - y)
-    return dawson_ratio(x) / 2 * (x + 3)
+    return dawson_ratio(x) / 2 * (x + SCALE)
 
 
 def curvature_factor(y: mpf) -> mpf:

@@ -6,14 +6,21 @@
 # pyright: reportPossiblyUnboundVariable=false
 
 import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 # Everything a chunk touches stays in a core's second-level cache.
 CHUNK_SIZE = 32_768
+# The same for `kl_sum`, most of whose steps go over three rows.
+SUM_CHUNK_SIZE = 65_536
 # So few numbers cost more in calls than in arithmetic (one alpha for each layer).
 FEW = 64
+# log₂ of 1 / std, from the logarithm of the variance.
+_FROM_LOG_VARIANCE = -0.5 * math.log2(math.e)
 
 
 class LogUniformKL(torch.autograd.Function):
@@ -26,7 +33,7 @@ class LogUniformKL(torch.autograd.Function):
         x = inverse_alpha.clamp(max=torch.finfo(inverse_alpha.dtype).max)
         y = x / (x + SCALE)
         value = torch.log1p(x / SCALE) * 0.5 + y * _polynomial(VALUE, y)
-        return value, _polynomial(SLOPE, y) / (x + 3)
+        return value, _polynomial(SLOPE, y) / (x + SCALE)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -53,56 +60,99 @@ def kl_sum(
     Both arguments are contiguous and share shape and dtype. With x = (mean / std)² the gradient in
     `mean` is 2 K'(x) mean / std², and the one in `log_variance` is -½ mean times that.
     """
-    dtype = mean.dtype
-    # Tensors, since wrapping a Python number costs each call more than the arithmetic.
-    place = {"dtype": dtype, "device": mean.device}
-    log_scale, one, half, offset = torch.tensor(
-        (-0.5 * math.log(SCALE), 1, 0.5, 3 / SCALE), **place
-    ).unbind()
-    # The slope has the higher degree: its first steps run alone, the others with the value's.
-    ahead = len(SLOPE[dtype]) - len(VALUE[dtype])
-    slope_first, *slope_ahead = torch.tensor(SLOPE[dtype][: ahead + 1], **place)
-    pairs = torch.tensor((VALUE[dtype], SLOPE[dtype][ahead:]), **place).T.unsqueeze(-1)
-    (value_first, _), *pairs = pairs.contiguous()
-
+    constants = _constants(mean.dtype, mean.device)
     half_gradient = torch.empty_like(mean) if needs_gradient else None
     outputs = mean if half_gradient is None else half_gradient
-    scratch = mean.new_empty(5, min(CHUNK_SIZE, mean.numel()))
-    doubled_sums = []
-    for mean_chunk, log_variance_chunk, output in zip(
-        *(tensor.view(-1).split(CHUNK_SIZE) for tensor in (mean, log_variance, outputs)),
+    scratch = mean.new_empty(6, min(SUM_CHUNK_SIZE, mean.numel()))
+    products, logs = [], []
+    for mean_chunk, log_chunk, output in zip(
+        *(tensor.view(-1).split(SUM_CHUNK_SIZE) for tensor in (mean, log_variance, outputs)),
         strict=True,
     ):
-        if not doubled_sums or mean_chunk.numel() < scratch.shape[1]:
+        if not products or mean_chunk.numel() < scratch.shape[1]:
             scratch = scratch[:, : mean_chunk.numel()]
-            inverse_std, x, y, ratio, _ = scratch.unbind()
-            # Names for memory that is free again: five rows fit the cache, seven do not.
-            centred, polynomials, (value, slope) = inverse_std, scratch[3:], scratch[3:].unbind()
+            inverse_std, x, y, ratio, value, slope = scratch.unbind()
+            # Names for memory that is free again.
+            centred, complement, polynomials = inverse_std, slope, scratch[4:]
+            halves = _halves(x), _halves(y)
 
-        # In units of SCALE: x is mean² / variance / SCALE.
-        torch.add(log_scale, log_variance_chunk, alpha=-0.5, out=inverse_std).exp_()
+        # In units of SCALE: x is mean² / variance / SCALE. exp2 is faster than exp.
+        torch.add(constants.log_scale, log_chunk, alpha=_FROM_LOG_VARIANCE, out=inverse_std).exp2_()
         torch.mul(mean_chunk, inverse_std, out=ratio)
         torch.mul(ratio, ratio, out=x)
+        torch.add(x, constants.one, out=complement).reciprocal_()  # 1 - y
+        torch.mul(x, complement, out=y)
         if needs_gradient:
-            ratio.div_(torch.add(x, offset, out=y))
-            torch.mul(ratio, inverse_std, out=output)
-        torch.div(x, torch.add(x, one, out=y), out=y)
-        torch.sub(y, half, out=centred)
-        value.copy_(value_first)
+            ratio.mul_(complement).mul_(inverse_std)
+        torch.sub(complement, constants.half, out=centred)
+        value.copy_(constants.value_first)
         if needs_gradient:
-            slope.copy_(slope_first)
-            for coefficient in slope_ahead:
+            slope.copy_(constants.slope_first)
+            for coefficient in constants.slope_ahead:
                 torch.addcmul(coefficient, slope, centred, out=slope)
-            for pair in pairs:
+            for pair in constants.pairs:
                 torch.addcmul(pair, polynomials, centred, out=polynomials)
-            output.mul_(slope)
+            torch.mul(ratio, slope, out=output)
         else:
-            for coefficient, _ in pairs:
+            for coefficient, _ in constants.pairs:
                 torch.addcmul(coefficient, value, centred, out=value)
-        torch.addcmul(x.log1p_(), value, y, value=2, out=value)
-        doubled_sums.append(value.sum())
-    total = torch.stack(doubled_sums).sum(dtype=torch.float64) / 2
-    return total.to(dtype), half_gradient
+        # torch.dot would lose a digit over so many terms.
+        products.append(value.mul_(y).sum())
+        logs.append(_sum_of_log1p_(x, *halves))
+    total = torch.stack(products).sum(dtype=torch.float64)
+    total += torch.stack(logs).sum(dtype=torch.float64) / 2
+    return total.to(mean.dtype), half_gradient
+
+
+class _Constants(NamedTuple):
+    """Tensors, since wrapping a Python number costs each call more than the arithmetic."""
+
+    log_scale: Tensor
+    one: Tensor
+    half: Tensor
+    value_first: Tensor
+    slope_first: Tensor
+    slope_ahead: Sequence[Tensor]
+    pairs: Sequence[Tensor]
+
+
+@cache
+def _constants(dtype: torch.dtype, device: torch.device) -> _Constants:
+    """Numbers of `kl_sum`, with the polynomials in ½ - y."""
+    place: Any = {"dtype": dtype, "device": device}
+    value, slope = (
+        [c if power % 2 == 0 else -c for power, c in enumerate(reversed(table[dtype]))][::-1]
+        for table in (VALUE, SLOPE)
+    )
+    # The slope has the higher degree: its first steps run alone, the others with the value's.
+    ahead = len(slope) - len(value)
+    numbers = (-0.5 * math.log2(SCALE), 1, 0.5, value[0])
+    pairs = [
+        torch.tensor(pair, **place).unsqueeze(1) for pair in zip(value, slope[ahead:], strict=True)
+    ]
+    alone = torch.tensor(slope[: ahead + 1], **place).unbind()
+    log_scale, one, half, value_first = torch.tensor(numbers, **place).unbind()
+    return _Constants(log_scale, one, half, value_first, alone[0], alone[1:], pairs[1:])
+
+
+def _halves(x: Tensor) -> tuple[Tensor, ...]:
+    """Both halves, and both halves of the first of them; none where sizes are odd."""
+    if len(x) % 4:
+        return ()
+    return *x.chunk(2), *x[: len(x) // 2].chunk(2)
+
+
+def _sum_of_log1p_(x: Tensor, halves: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+    """Σ log(1 + x), by one logarithm for four numbers: (1 + a) (1 + b) = 1 + (a + b + a b).
+
+    It overwrites x and the tensor that `others` are halves of.
+    """
+    if halves:
+        first, second, _, _ = halves
+        sums, _, one_quarter, another = others
+        torch.add(first, second, out=sums).addcmul_(first, second)
+        x = torch.add(one_quarter, another, out=halves[2]).addcmul_(one_quarter, another)
+    return x.log1p_().sum()
 
 
 def _polynomial(table: dict[torch.dtype, tuple[float, ...]], y: Tensor) -> Tensor:
@@ -145,25 +195,25 @@ VALUE = {
 }
 SLOPE = {
     torch.float32: (  # highest power first
-        2490.687769026463, -382.519646603828, -3596.6160789814135, 640.4988925211271,
-        2406.3825682279166, -580.5697171051229, -995.025222598406, 400.33608994207486,
-        236.27627023747962, -207.6885105586757, 41.04810582130968, 17.12774957876398,
-        -15.438299156153773, 6.866826190160546, -2.563319006599844, 0.9688714342566919,
-        -0.3928835815064319, 0.5897989170634002,
+        982.3834691881318, -1264.0461942415434, -1317.1931104465941, 1774.1143875274681,
+        743.1263387386446, -1220.5927135667541, -151.3477992477911, 571.6097486585511,
+        -124.02868158090759, -159.59289128164522, 151.50219816258345, -77.69450637643266,
+        32.22336536499085, -12.87113151046459, 5.346208044821753, -2.329519814915048,
+        1.0485312666095694,
     ),
     torch.float64: (  # highest power first
-        539017978923.74677, 285922619279.12646, -1585040064946.91, -888355452476.9745,
-        2154889801045.759, 1291581177026.1785, -1787240490199.4573, -1165153966103.3306,
-        1001742425573.3535, 728428498962.1123, -394573592124.016, -333320500809.7489,
-        108338906024.56488, 114617923127.36873, -18832813445.4878, -29770957940.632103,
-        1065186154.0866599, 5721727458.986327, 429120879.2750599, -756284080.7212625,
-        -133311500.06281033, 52739909.76887492, 12418538.395748004, 927800.8428983224,
-        2383246.017353945, 154588.398001112, -980394.8300815007, -417002.09970162093,
-        115694.78476703871, 152158.47094465577, 20483.231573025118, -34401.699642283726,
-        -14503.64184273302, 6218.81289789526, 4877.577964654417, -1273.724763781227,
-        -1331.516366539235, 463.56461046338467, 265.08526835576436, -211.64233900145368,
-        39.54986078782769, 17.28135582101497, -15.395038197523604, 6.863635190798001,
-        -2.5638969545927672, 0.9688980716614104, -0.3928812874524795, 0.5897988793949099,
+        375131213460.155, 57370188715.62206, -1140742777265.9954, -200730857248.79388,
+        1618805391439.5613, 326322521125.8157, -1420341910132.484, -327497160865.9186,
+        859569963277.7202, 227078862387.87537, -378231827858.36755, -115142583929.09724,
+        123828672458.57465, 43957014302.00558, -30123066374.377186, -12750400353.307287,
+        5255569896.837353, 2771257375.288686, -584340945.1070125, -425112199.80316544,
+        23989987.312640447, 36509179.25139704, 1462987.296153141, 1000187.1522143788,
+        1121753.828379262, -618895.1121065497, -653975.3996944664, -51150.679543134494,
+        161206.62886935094, 69996.94465501243, -21415.020498591715, -25538.504664890406,
+        -163.93080437035124, 7212.2574350452805, 938.0767404189781, -2058.7269004581185,
+        -198.26855740144697, 657.2463556345492, -119.56088496744574, -165.01638853735764,
+        151.2818046520839, -77.50246777612423, 32.228685631819474, -12.87428625950939,
+        5.346158933003793, -2.3295043750323035, 1.0485313411465065,
     ),
 }
 CURVATURE = {
