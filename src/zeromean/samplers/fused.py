@@ -8,11 +8,10 @@ with them. With ε the noise and v the variance of the outputs,
 
     output = op(x, mean) + ε·√v = op(x, mean) + r·v,    r = ε/√v,
 
-so that r is all that the backward pass needs beyond what a deterministic layer keeps:
+so that r is all that the backward pass needs beyond what a deterministic layer keeps. It keeps the
+half of it, which takes the ½ of the square root along:
 
-    ∂x = opᵀ(g, mean) + x·opᵀ(g·r, scale²),    ∂scale = scale·op_w(g·r, x²)
-
-(the ½ of the square root cancels the 2 of the squares).
+    ∂x = opᵀ(g, mean) + 2 x·opᵀ(g·r/2, variance),    ∂variance = op_w(g·r/2, x²)
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from zeromean.distributions.posteriors.factorized import FactorizedPosterior, flushed
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
+from zeromean.distributions.posteriors.spread import Spread
 from zeromean.functional.numerics import can_branch, safe_sqrt
 from zeromean.samplers.linear_maps import Convolution, Dense, LinearMap, arranged, squared
 
@@ -51,8 +51,7 @@ def draw_local(
     op: LinearMap, x: Tensor, posterior: FactorizedPosterior, bias: Tensor | None
 ) -> Tensor:
     """Draw op(x, W) + bias by local reparameterization."""
-    mean, scale = posterior.mean_and_scale()
-    return _DrawLocal.apply(op, x, mean, posterior.silenced(scale), bias)
+    return _DrawLocal.apply(op, x, *posterior.mean_and_spread(), bias)
 
 
 class _DrawLocal(torch.autograd.Function):
@@ -62,58 +61,63 @@ class _DrawLocal(torch.autograd.Function):
         op: Dense | Convolution,
         x: Tensor,
         mean: Tensor | None,
-        scale: Tensor,
+        spread: Tensor,
+        kind: Spread,
         bias: Tensor | None,
     ) -> Tensor:
-        ctx.op = op
-        ctx.memory_format = memory_format = op.better_format(x, scale.shape)
+        ctx.op, ctx.kind = op, kind
+        ctx.memory_format = memory_format = op.better_format(x, spread.shape)
         inputs = arranged(x, memory_format)
-        variance = op(squared(inputs), arranged(flushed(scale).square(), memory_format))
+        output_variance = op(squared(inputs), arranged(kind.variance(spread), memory_format))
         output = None if mean is None else op(inputs, arranged(mean, memory_format), bias)
-        if output is not None and output.stride() != variance.stride():
+        if output is not None and output.stride() != output_variance.stride():
             # A weight in channels_last can decide the format of one product and not of the other.
-            variance = torch.empty_like(output).copy_(variance)
-        output = _add_noise_(output, variance)
+            output_variance = torch.empty_like(output).copy_(output_variance)
+        output = _add_noise_(output, output_variance)
         if mean is None and bias is not None:
             output.add_(op.align_bias(bias))
-        ctx.save_for_backward(x, mean, scale, variance)
+        ctx.save_for_backward(x, mean, spread, output_variance)
         return output if memory_format is None else output.contiguous()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         op: Dense | Convolution = ctx.op
-        x, mean, scale, ratio = ctx.saved_tensors
-        _, needs_x, needs_mean, needs_scale, needs_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            # Someone will differentiate the gradient, so r has to be a function of x and scale.
-            std = safe_sqrt(op(x.square(), flushed(scale).square()))
+        x, mean, spread, half_ratio = ctx.saved_tensors
+        _, needs_x, needs_mean, needs_spread, _, needs_bias = ctx.needs_input_grad
+        variance = ctx.kind.variance(spread)
+        differentiable = torch.is_grad_enabled()
+        if differentiable:
+            # Someone will differentiate the gradient: r has to be a function of x and variance.
+            std = safe_sqrt(op(x.square(), variance))
             positive = std > 0
-            noise = (ratio * std).detach()
-            ratio = torch.where(positive, noise / torch.where(positive, std, 1.0), 0.0)
+            half_noise = (half_ratio * std).detach()
+            half_ratio = torch.where(positive, half_noise / torch.where(positive, std, 1.0), 0.0)
         inputs, grad = arranged(x, ctx.memory_format), arranged(grad, ctx.memory_format)
-        alive = flushed(scale)
-        variance = arranged(alive.square(), ctx.memory_format)
-        grad_x, grad_scale = op.pull_back(
-            grad * ratio, squared(inputs), variance, (needs_x, needs_scale)
+        grad_x, grad_spread = op.pull_back(
+            grad * half_ratio,
+            squared(inputs),
+            arranged(variance, ctx.memory_format),
+            (needs_x, needs_spread),
         )
-        grad_mean = None
-        if grad_x is not None:
-            grad_x = grad_x * inputs
-        if grad_scale is not None:
-            grad_scale = grad_scale * alive
+        if grad_spread is not None:
+            grad_spread = ctx.kind.pull_back(grad_spread, spread, variance)
+        through_mean = grad_mean = None
         if mean is not None:
             weight = arranged(mean, ctx.memory_format)
             through_mean, grad_mean = op.pull_back(grad, inputs, weight, (needs_x, needs_mean))
-            if grad_x is not None and through_mean is not None:
-                grad_x = grad_x + through_mean
-        if grad_x is not None and ctx.memory_format is not None:
-            grad_x = grad_x.contiguous()
+        if grad_x is not None:
+            # In place where nobody differentiates: these are the largest tensors.
+            place = None if differentiable else grad_x if through_mean is None else through_mean
+            start = grad_x.new_zeros(()) if through_mean is None else through_mean
+            grad_x = torch.addcmul(start, grad_x, inputs, value=2, out=place)
+            if ctx.memory_format is not None:
+                grad_x = grad_x.contiguous()
         grad_bias = op.sum_to_bias(grad) if needs_bias else None
-        return None, grad_x, grad_mean, grad_scale, grad_bias
+        return None, grad_x, grad_mean, grad_spread, None, grad_bias
 
 
 def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
-    """Add ε·√v to the output in place (None is zero), and turn the variance into r = ε/√v.
+    """Add ε·√v to the output in place (None is zero), and turn the variance into r/2 = ½ε/√v.
 
     Chunk by chunk, so that the chain of element-wise operations stays in the cache and needs no
     temporary tensor of the size of the output.
@@ -134,7 +138,7 @@ def _add_noise_(output: Tensor | None, variance: Tensor) -> Tensor:
             torch.mul(ratio, v, out=out)
         else:
             out.addcmul_(ratio, v)
-        v.copy_(ratio)
+        torch.mul(ratio, 0.5, out=v)
     return result
 
 

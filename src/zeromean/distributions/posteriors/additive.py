@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zeromean.arguments import (
@@ -14,7 +13,7 @@ from zeromean.arguments import (
 from zeromean.distributions.noise import NoiseFamily, normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
 from zeromean.distributions.posteriors.posterior import WeightLayout, _require_finite
-from zeromean.functional.numerics import smallest_normal
+from zeromean.distributions.posteriors.spread import Spread
 from zeromean.registry import register
 
 
@@ -66,11 +65,14 @@ class Additive(FactorizedPosterior):
     def mean_weight(self, rows: Tensor | None = None) -> Tensor:
         return self._look_up(self.mean, rows)
 
+    def mean_and_spread(self) -> tuple[Tensor | None, Tensor, Spread]:
+        if self.layout.noiseless_row is not None:
+            return super().mean_and_spread()
+        return self.mean_weight(), self.log_variance_per_weight(), Spread.LOG_VARIANCE
+
     def moments(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         # Straight from the logarithm: exp and square would be two more passes over the weights.
-        variance = self._look_up(self.log_variance, rows).exp()
-        in_place = not torch.is_grad_enabled()
-        variance = F.threshold(variance, smallest_normal(variance.dtype), 0.0, inplace=in_place)
+        variance = Spread.LOG_VARIANCE.variance(self._look_up(self.log_variance, rows))
         return self.mean_weight(rows), self.silenced(variance, rows)
 
     def log_variance_per_weight(self) -> Tensor:

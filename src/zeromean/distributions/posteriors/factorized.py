@@ -13,11 +13,10 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from zeromean.distributions.posteriors.posterior import Posterior
-from zeromean.functional.numerics import smallest_normal
+from zeromean.distributions.posteriors.spread import Spread, flushed
 
 
 class FactorizedPosterior(Posterior):
@@ -71,6 +70,11 @@ class FactorizedPosterior(Posterior):
         """
         mean, scale = self.mean_and_scale(rows)
         return mean, flushed(self.silenced(scale, rows)).square()
+
+    def mean_and_spread(self) -> tuple[Tensor | None, Tensor, Spread]:
+        """The mean, and a tensor from which the variances are computed: which, and how."""
+        mean, scale = self.mean_and_scale()
+        return mean, self.silenced(scale), Spread.SCALE
 
     def mean_weight(self, rows: Tensor | None = None) -> Tensor | None:
         """The mean of every weight alone; None: exactly zero."""
@@ -137,11 +141,6 @@ def independent(posterior: Posterior, what: str) -> FactorizedPosterior:
             f"{type(posterior).__name__}."
         )
     return posterior
-
-
-def flushed(scale: Tensor) -> Tensor:
-    """The scale, at exactly zero where its square would be too small for a normal number."""
-    return F.hardshrink(scale, math.sqrt(smallest_normal(scale.dtype)))
 
 
 def _combined(mean: Tensor | None, scale: Tensor, noise: Tensor) -> Tensor:
