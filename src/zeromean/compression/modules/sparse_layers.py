@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# For a single example: a dense weight within the second-level cache, whose products are so much
-# cheaper than those of a sparse one.
+# For a single example: a dense weight within the second-level cache, which costs no more than the
+# call of `embedding_bag` alone.
 _LARGEST_DENSE = 2**16
-_PRODUCTS_OF_ONE_SPARSE = 32
 # Smaller batches cost more in calls than picking out the inputs that are read saves.
 _OBJECTS_WORTH_SELECTING = 16
 # Smaller batches leave the processor's vectors idle where the batch is the innermost dimension.
@@ -89,9 +88,14 @@ class SparseLinear(nn.Module):
         """`(in_features,)` to `(out_features,)`."""
         # Read from the dictionaries: for a single example, attribute look-up would be slow.
         dense, bias = self._buffers["dense_weight"], self._parameters["bias"]
-        if dense is None:
-            return self._multiply(x.view(-1, 1), self._buffers["columns"]).view(-1)
-        return torch.mv(dense, x) if bias is None else torch.addmv(bias, dense, x)
+        if dense is not None:
+            return torch.mv(dense, x) if bias is None else torch.addmv(bias, dense, x)
+        columns: Any = self._buffers["columns"]
+        starts: Any = self._buffers["starts"]
+        output = torch.embedding_bag(
+            x.view(-1, 1), columns, starts, False, 0, False, self._parameters["values"]
+        )[0].view(-1)
+        return output if bias is None else output.add_(bias)
 
     @property
     def weight(self) -> Tensor:
@@ -129,8 +133,7 @@ class SparseLinear(nn.Module):
         self.inputs, compact_columns = self.columns.long().unique(return_inverse=True)
         self.compact_columns = compact_columns.int()
         size = self.out_features * self.in_features
-        pays = size <= min(_LARGEST_DENSE, _PRODUCTS_OF_ONE_SPARSE * len(self.values))
-        self.dense_weight = self.weight.detach() if pays else None
+        self.dense_weight = self.weight.detach() if size <= _LARGEST_DENSE else None
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
