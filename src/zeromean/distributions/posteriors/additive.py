@@ -13,7 +13,12 @@ from zeromean.arguments import (
 from zeromean.distributions.noise import NoiseFamily, normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, _log_magnitude
 from zeromean.distributions.posteriors.posterior import WeightLayout, _require_finite
-from zeromean.distributions.posteriors.spread import Spread
+from zeromean.distributions.posteriors.spread import (
+    DrawWeight,
+    Spread,
+    can_draw_fast,
+    fast_exp,
+)
 from zeromean.registry import register
 
 
@@ -59,8 +64,7 @@ class Additive(FactorizedPosterior):
         self.reset_parameters()
 
     def mean_and_scale(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        scale = (0.5 * self._look_up(self.log_variance, rows)).exp()
-        return self.mean_weight(rows), scale
+        return self.mean_weight(rows), fast_exp(self._look_up(self.log_variance, rows), 0.5)
 
     def mean_weight(self, rows: Tensor | None = None) -> Tensor:
         return self._look_up(self.mean, rows)
@@ -74,6 +78,12 @@ class Additive(FactorizedPosterior):
         # Straight from the logarithm: exp and square would be two more passes over the weights.
         variance = Spread.LOG_VARIANCE.variance(self._look_up(self.log_variance, rows))
         return self.mean_weight(rows), self.silenced(variance, rows)
+
+    def sample(self) -> Tensor:
+        if self.mask is not None or self.layout.noiseless_row is not None or not can_draw_fast():
+            return super().sample()
+        noise = self.noise(self.log_variance.detach())
+        return DrawWeight.apply(self.mean, self.log_variance, noise)
 
     def log_variance_per_weight(self) -> Tensor:
         return self.log_variance

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from zeromean.functional.numerics import smallest_normal
+from zeromean.functional.numerics import can_branch, smallest_normal
 
 
 class Spread(Enum):
@@ -46,8 +48,32 @@ def flushed(scale: Tensor) -> Tensor:
     return F.hardshrink(scale, math.sqrt(smallest_normal(scale.dtype)))
 
 
-def fast_exp(x: Tensor) -> Tensor:
-    """exp(x), correct to |x| ulp: torch's exp goes through a library that is slow on some CPUs."""
+def fast_exp(x: Tensor, factor: float = 1.0) -> Tensor:
+    """exp(factor · x), up to |x| ulp: torch's exp calls a library that is slow on some CPUs."""
     if torch.compiler.is_compiling():  # Compilers and exporters know exp best.
-        return x.exp()
-    return (x * math.log2(math.e)).exp2()
+        return (factor * x).exp()
+    return (x * (factor * math.log2(math.e))).exp2()
+
+
+def can_draw_fast() -> bool:
+    """Whether autograd is recording in plain eager mode, which is what `DrawWeight` is for."""
+    return torch.is_grad_enabled() and can_branch() and forward_ad._current_level < 0
+
+
+class DrawWeight(torch.autograd.Function):
+    """mean + exp(½ log_variance) · noise, which overwrites the noise and keeps that one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
+        deviation = noise.mul_(fast_exp(log_variance, 0.5))
+        ctx.save_for_backward(log_variance, deviation)
+        return mean + deviation
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        log_variance, deviation = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Someone will differentiate the gradient: the same, as a function of log_variance.
+            deviation = deviation * (0.5 * (log_variance - log_variance.detach())).exp()
+        half = torch.addcmul(grad.new_zeros(()), grad, deviation, value=0.5)
+        return grad, half, None
