@@ -23,6 +23,8 @@ from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.distributions.posteriors.spread import Spread
+from zeromean.functional.kl import normal_kl_sum
 from zeromean.functional.numerics import wide
 from zeromean.registry import register
 
@@ -155,6 +157,10 @@ class Normal:
     def kl(self, posterior: Posterior) -> Tensor:
         if not isinstance(posterior, FactorizedPosterior):
             return self._joint_kl(posterior)
+        mean, spread, kind = posterior.mean_and_spread()
+        if mean is not None and kind is Spread.LOG_VARIANCE and posterior.mask is None:
+            scale = None if self.learn else self.scale
+            return normal_kl_sum(wide(mean), wide(spread), scale)
         mean, deviation, log_variance = _moments(posterior)
         scale = torch.as_tensor(self.scale, dtype=deviation.dtype, device=deviation.device)
         if self.learn:

@@ -63,6 +63,28 @@ def normal_kl(mean: Tensor | None, log_variance: Tensor, scale: float | Tensor) 
     return kl if mean is None else kl + 0.5 * (mean / scale).square()
 
 
+def normal_kl_sum(mean: Tensor, log_variance: Tensor, scale: float | None) -> Tensor:
+    """Sum over weights of `normal_kl`; None: with the best common scale.
+
+    That has scale² = the average of mean² + variance, and as the sum is smallest there, no gradient
+    goes through it.
+    """
+    is_normal = scale is None or scale**2 >= torch.finfo(mean.dtype).tiny
+    if is_normal and _can_fuse(mean, log_variance):
+        return _NormalKLSum.apply(mean, log_variance, scale)
+    return _normal_kl_sum(mean, log_variance, scale)
+
+
+def _normal_kl_sum(mean: Tensor, log_variance: Tensor, scale: float | None) -> Tensor:
+    best = _best_scale(mean, log_variance.exp()) if scale is None else scale
+    return normal_kl(mean, log_variance, best).sum()
+
+
+def _best_scale(mean: Tensor, variance: Tensor) -> Tensor:
+    average = (mean.square() + variance).mean()
+    return average.clamp_min(torch.finfo(average.dtype).tiny).sqrt()
+
+
 def _can_fuse(mean: Tensor, log_variance: Tensor) -> bool:
     """Whether the arguments are ordinary CPU tensors that nothing traces or transforms."""
     return (
@@ -93,3 +115,29 @@ class _LogUniformKLSum(torch.autograd.Function):
             half_gradient = _slope(_squared(ratio)) * ratio * inverse_std
         grad_mean = half_gradient * (2 * grad_total)
         return grad_mean, torch.addcmul(grad_mean.new_zeros(()), mean, grad_mean, value=-0.5), None
+
+
+class _NormalKLSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, mean: Tensor, log_variance: Tensor, scale: float | None) -> Tensor:
+        ctx.scale = scale
+        if scale is None:
+            scale = _best_scale(mean, log_variance.exp()).item()
+        ctx.inverse_variance = scale**-2
+        log_ratio = log_variance - 2 * math.log(scale)
+        total = (mean * mean).sum() * ctx.inverse_variance - log_ratio.sum()
+        excess = log_ratio.expm1_()  # Of the variance over the prior's.
+        total += excess.sum()
+        ctx.save_for_backward(mean, log_variance, excess)
+        return total / 2
+
+    @staticmethod
+    def backward(ctx, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:
+        mean, log_variance, excess = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Someone will differentiate the gradient, so it has to be a function of the inputs.
+            with torch.enable_grad():
+                total = _normal_kl_sum(mean, log_variance, ctx.scale)
+            grads = torch.autograd.grad(total, (mean, log_variance), grad_total, create_graph=True)
+            return *grads, None
+        return mean * (ctx.inverse_variance * grad_total), excess * (grad_total / 2), None
