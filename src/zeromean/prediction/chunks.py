@@ -5,12 +5,16 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.linear import Linear
 from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_module import stochastic_modules
 from zeromean.samplers.kinds import Draws, drawn_by
 
 # So many samples run at once that the largest noisy activation stays near the caches' size.
 ELEMENTS_AT_ONCE = 2**21
+# With activations and dropout, modules whose outputs have known sizes.
+_ON_ROWS = (nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.BatchNorm1d, nn.LayerNorm, Linear)
 
 
 def samples_at_once(elements: int) -> int:
@@ -21,7 +25,7 @@ def samples_at_once(elements: int) -> int:
 def first_chunk_size(model: nn.Module, values: tuple) -> int:
     """A careful guess, until the first chunk has told how large the noisy part is."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-    elements = 16 * sum(tensor.numel() for tensor in tensors)
+    elements = sum(tensor.numel() for tensor in tensors) * (1 if _is_chain_on_rows(model) else 16)
     # Or the widest layer at every position, where that is more: Linear sees whole images at once.
     channels = _widest(model, "out_channels")
     features = _widest(model, "out_features", "embedding_dim", "hidden_size")
@@ -30,6 +34,16 @@ def first_chunk_size(model: nn.Module, values: tuple) -> int:
         for t in tensors
     )
     return samples_at_once(max(elements, widest))
+
+
+def _is_chain_on_rows(model: nn.Module) -> bool:
+    """Whether no activation can be larger than the input, or than what the widest layer puts out."""
+    return all(
+        type(module) in _ON_ROWS
+        or isinstance(module, Posterior)
+        or type(module).__module__ in ("torch.nn.modules.activation", "torch.nn.modules.dropout")
+        for module in model.modules()
+    ) and not any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
 def _widest(model: nn.Module, *names: str) -> int:

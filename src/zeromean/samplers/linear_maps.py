@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 
 from zeromean.distributions.noise import rademacher
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
@@ -169,7 +170,7 @@ class Convolution(LinearMap):
             return None
         rows, columns = weight[:2]
         padded = -(-rows // 16) * 16 * (-(-columns // 16) * 16)
-        pays = columns >= 16 and padded > 1.5 * rows * columns and x.numel() >= _WORTH_COPYING
+        pays = columns >= 16 and padded > 1.5 * rows * columns and _numel(x) >= _WORTH_COPYING
         return torch.channels_last if pays and x.is_contiguous() else None
 
     def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
@@ -286,6 +287,13 @@ def _first_position(x: Tensor) -> Tensor:
     for dim in range(2, x.dim()):
         x = x.narrow(dim, 0, min(1, x.shape[dim]))  # There may be no position at all.
     return x
+
+
+def _numel(x: Tensor) -> int:
+    """Number of elements, with all samples of a surrounding vmap."""
+    while not torch.compiler.is_compiling() and is_batchedtensor(x):
+        x = get_unwrapped(x)
+    return x.numel()
 
 
 def squared(x: Tensor) -> Tensor:
