@@ -48,7 +48,7 @@ SUBJECTS = {
         "LeNet-300-100",
         models.lenet_300_100,
         {"dense1.weight": 0.989, "dense2.weight": 0.972, "dense3.weight": 0.62},
-        {1: (2, 3.5), 32: None, 256: (3, 5)},
+        {1: (2.2, 3.5), 32: None, 256: (3.5, 5)},
         (30, 50),
     ),
     "lenet_5_caffe": Subject(

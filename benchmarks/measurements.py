@@ -1,5 +1,7 @@
 """One function for each thing a row can report; each returns a `Reading`."""
 
+import json
+import os
 import statistics
 import subprocess
 import sys
@@ -65,6 +67,21 @@ def training(
     )
 
 
+def training_with_plain_malloc(name: str, settings: Settings) -> Reading:
+    """`training` on LeNet-5-Caffe in a process whose allocator is as the system brings it."""
+    roster.subject(name)  # report a missing package from here, not from the child
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "import json, torch, measurements as m\n"
+        "torch.set_num_threads(1); torch.manual_seed(0)\n"
+        f"reading = m.training({name!r}, m.LENET, m.{settings!r})\n"
+        "print(json.dumps(m.asdict(reading)))"
+    )
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, env=plain)
+    return Reading(**json.loads(output))
+
+
 def prediction(
     name: str,
     case: Case,
@@ -107,13 +124,13 @@ def peak_memory(name: str, case: Case, settings: Settings, *, num_samples: int |
     return Reading(peak, peak, peak)
 
 
-def exact_kl(settings: Settings) -> Reading:
+def exact_kl(num_weights: int, settings: Settings) -> Reading:
     """Exact log-uniform KL against the sigmoid approximation, value and gradient."""
     roster.subject("zeromean, additive")  # is it there?
     from zeromean.functional.kl import log_uniform_kl_approx, log_uniform_kl_sum
 
-    mean = torch.randn(431_000).mul_(0.05).requires_grad_()
-    log_variance = torch.randn(431_000).sub_(8.0).requires_grad_()
+    mean = torch.randn(num_weights).mul_(0.05).requires_grad_()
+    log_variance = torch.randn(num_weights).sub_(8.0).requires_grad_()
 
     def approximate() -> None:
         log_alpha = log_variance - 2 * mean.abs().log()

@@ -19,6 +19,12 @@ def build(posterior, network):
     return network(partial(zm.Conv2d, **layer), partial(zm.Linear, **layer))
 
 
+def build_drawing_weights(network, prior=zm.LogUniform()):
+    """Additive layers that draw one weight for each batch in training too."""
+    layer = {"posterior": zm.Additive, "prior": prior, "sampler": zm.weight}
+    return network(partial(zm.Conv2d, **layer), partial(zm.Linear, **layer))
+
+
 def build_with_one_stochastic_layer(name, network):
     """A plain network, one layer of which is replaced by a variance layer."""
     model = network(nn.Conv2d, nn.Linear)
@@ -81,6 +87,13 @@ SUBJECTS = [
         partial(build, zm.Additive),
         TRAIN,
         partial(predict, sampler="auto"),
+    ),
+    Subject("zeromean, additive, weights drawn", build_drawing_weights, TRAIN, predict),
+    Subject(
+        "zeromean, additive, weights drawn, normal prior",
+        partial(build_drawing_weights, prior=zm.Normal(scale=0.1)),
+        TRAIN,
+        predict,
     ),
     Subject(
         "zeromean, only dense1 stochastic",

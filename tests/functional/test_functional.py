@@ -13,6 +13,7 @@ from torch.distributions import Normal, kl_divergence
 
 from zeromean import functional as zf
 from zeromean.functional import student_t_integrals
+from zeromean.functional.kl import normal_kl_sum
 
 FLOATS = [torch.float32, torch.float64]
 NUM_DRAWS = 200_000
@@ -522,3 +523,33 @@ def test_half_precision_is_computed_in_single(dtype):
     torch.testing.assert_close(
         zf.student_t_kl(z, z, 1e-3), zf.student_t_kl(z.float(), z.float(), 1e-3).to(dtype)
     )
+
+
+@pytest.mark.parametrize("scale", [0.3, None])
+def test_fused_normal_kl_is_that_of_torch(scale):
+    mean = moderate(40, 7).double().mul_(0.2).requires_grad_()
+    log_variance = (moderate(40, 7, seed=1).double() - 3).requires_grad_()
+    arguments = (mean, log_variance)
+
+    def by_torch() -> torch.Tensor:
+        best = (mean.square() + log_variance.exp()).mean().sqrt() if scale is None else scale
+        posterior = Normal(mean, (0.5 * log_variance).exp())
+        return kl_divergence(posterior, Normal(torch.zeros_like(mean), best)).sum()
+
+    def derivatives(total: torch.Tensor) -> list[torch.Tensor]:
+        plain = torch.autograd.grad(3 * total, arguments, retain_graph=True)
+        first = torch.autograd.grad(3 * total, arguments, create_graph=True)
+        return [*plain, *torch.autograd.grad(sum(g.square().sum() for g in first), arguments)]
+
+    fused = normal_kl_sum(mean, log_variance, scale)
+    torch.testing.assert_close(fused, by_torch())
+    for got, expected in zip(derivatives(fused), derivatives(by_torch()), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_normal_kl_of_tiny_scales_is_finite():
+    mean = torch.full((3,), 1e-21, requires_grad=True)
+    value = normal_kl_sum(mean, torch.full((3,), -96.7), 1e-21)
+    value.backward()
+    assert value.isfinite()
+    assert mean.grad.isfinite().all()

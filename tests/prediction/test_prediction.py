@@ -669,6 +669,20 @@ def test_one_image_is_sampled_in_one_chunk():
     assert chunks.first_chunk_size(model, (torch.zeros(1, 1, 28, 28),)) >= 20
 
 
+def test_chains_of_dense_layers_start_with_many_samples():
+    wide = nn.Sequential(zm.Linear(784, 200), nn.ReLU(), nn.Dropout(), nn.Linear(200, 10))
+    inputs = (torch.zeros(128, 784),)
+    assert chunks.first_chunk_size(wide, inputs) >= 20
+
+    class Unknown(nn.Module):
+        def forward(self, x):
+            return x
+
+    assert chunks.first_chunk_size(nn.Sequential(*wide, Unknown()), inputs) == 1
+    attention = nn.MultiheadAttention(784, 1)
+    assert chunks.first_chunk_size(nn.Sequential(*wide, attention), inputs) == 1
+
+
 def test_masks_of_minus_infinity_are_inputs_like_others():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     zm.make_stochastic_(layer, where=lambda name, _: name == "linear1")

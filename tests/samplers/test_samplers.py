@@ -323,3 +323,37 @@ def test_a_single_token_has_the_shape_that_torch_gives_it(share):
     layer = zm.Embedding(6, 3, posterior=partial(zm.Multiplicative, share=share))
     assert layer(torch.tensor(2)).shape == (3,)
     assert torch.func.vmap(layer, randomness="different")(torch.arange(4)).shape == (4, 3)
+
+
+@pytest.mark.parametrize("noise", [zm.normal, zm.rademacher])
+def test_drawn_weight_of_an_additive_layer_has_the_gradients_of_its_definition(noise):
+    posterior = zm.Additive((5, 4), log_variance=-1.0, noise=noise, dtype=torch.float64)
+    parameters = (posterior.mean, posterior.log_variance)
+    torch.manual_seed(2)
+    drawn = posterior.sample()
+    torch.manual_seed(2)
+    epsilon = noise(posterior.mean.detach())
+    defined = posterior.mean + (0.5 * posterior.log_variance).exp() * epsilon
+    results = []
+    for weight in (drawn, defined):
+        total = weight.pow(3).sum()
+        plain = torch.autograd.grad(total, parameters, retain_graph=True)
+        first = torch.autograd.grad(total, parameters, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
+        results.append([weight, *plain, *second])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+def test_drawn_weight_of_an_additive_layer_keeps_one_tensor():
+    posterior = zm.Additive((50, 40))
+    own = {parameter.data_ptr() for parameter in posterior.parameters()}
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        weight = posterior.sample()
+    assert sum(size for pointer, size in kept.items() if pointer not in own) == weight.nbytes

@@ -138,6 +138,8 @@ class _NormalKLSum(torch.autograd.Function):
             # Someone will differentiate the gradient, so it has to be a function of the inputs.
             with torch.enable_grad():
                 total = _normal_kl_sum(mean, log_variance, ctx.scale)
-            grads = torch.autograd.grad(total, (mean, log_variance), grad_total, create_graph=True)
-            return *grads, None
+            by_mean, by_log_variance = torch.autograd.grad(
+                total, (mean, log_variance), grad_total, create_graph=True
+            )
+            return by_mean, by_log_variance, None
         return mean * (ctx.inverse_variance * grad_total), excess * (grad_total / 2), None

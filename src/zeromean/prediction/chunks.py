@@ -37,13 +37,10 @@ def first_chunk_size(model: nn.Module, values: tuple) -> int:
 
 
 def _is_chain_on_rows(model: nn.Module) -> bool:
-    """Whether no activation can be larger than the input, or than what the widest layer puts out."""
-    return all(
-        type(module) in _ON_ROWS
-        or isinstance(module, Posterior)
-        or type(module).__module__ in ("torch.nn.modules.activation", "torch.nn.modules.dropout")
-        for module in model.modules()
-    ) and not any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+    """Whether every activation is as large as the input or as what some layer puts out."""
+    kinds = {type(m) for m in model.modules() if not isinstance(m, Posterior)} - set(_ON_ROWS)
+    element_wise = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
+    return nn.MultiheadAttention not in kinds and all(k.__module__ in element_wise for k in kinds)
 
 
 def _widest(model: nn.Module, *names: str) -> int:
