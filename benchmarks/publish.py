@@ -61,6 +61,7 @@ def main() -> int:
         ("docs/speed.md", "speed", partial(tables, groups=None)),
         ("docs/speed.md", "training", training),
         ("docs/linear_models.md", "speed", linear_models),
+        ("docs/linear_models.md", "wide", wide_linear_models),
         ("docs/linear_models.md", "coverage", coverage),
         ("docs/linear_models.md", "overconfidence", overconfidence),
         ("docs/compression.md", "report", compression_report),
@@ -172,6 +173,42 @@ def linear_models() -> str:
     ]
     note = f"{_circumstances(record)}. CPU time; median [inter-quartile range].\n"
     return "\n".join([note, _table(fits), "", _table(streams), ""])
+
+
+def wide_linear_models() -> str:
+    """What fits take, and find, where features are more than rows."""
+    record = _record("wide_linear_models")
+    load = f"{record['load']:.0f} processes waiting for {record['cores']} cores"
+    count = len(record["seeds"])
+    data = "one data set of each kind" if count == 1 else f"medians over {count} data sets"
+    note = f"{_circumstances(record)}. CPU time, on a loaded machine ({load}); {data}."
+    return "\n".join([note, "", *(_wide_group(record[name]) for name in ("text", "wide"))])
+
+
+def _wide_group(group: dict) -> str:
+    peer = group["rows"][-1]["model"]
+    lines = [
+        [
+            f"{group['size']}",
+            "seconds",
+            f"times faster than {peer}",
+            "accuracy or R²",
+            "features",
+            f"of the {group['num_relevant']} relevant",
+        ]
+    ]
+    lines += [
+        [
+            row["model"] if row["model"] == peer else f"`{row['model']}`",
+            f"{row['seconds']:.2f}",
+            f"{row['times_faster']:.2g}",
+            f"{row['score']:.3f}",
+            f"{row['features']:.0f}",
+            f"{row['relevant_features']:.0f}",
+        ]
+        for row in group["rows"]
+    ]
+    return _table(lines) + "\n"
 
 
 def coverage() -> str:

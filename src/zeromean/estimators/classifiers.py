@@ -11,7 +11,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from zeromean.estimators.array_types import Array
 from zeromean.estimators.ascent import Ascent
-from zeromean.estimators.dropout.logistic import DropoutPosterior, search_dropout_logistic
+from zeromean.estimators.dropout.logistic import search_dropout_logistic
+from zeromean.estimators.dropout.posterior import DropoutPosterior
 from zeromean.estimators.evidence.feature_prior import prices_of
 from zeromean.estimators.evidence.logistic import EvidencePosterior, search_evidence_logistic
 from zeromean.estimators.likelihoods.logistic import DataTerm

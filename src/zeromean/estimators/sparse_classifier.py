@@ -19,6 +19,7 @@ from zeromean.estimators.likelihoods.logistic import DataTerm
 from zeromean.estimators.likelihoods.quadratic import varying
 from zeromean.estimators.rows.class_moments import Overview
 from zeromean.estimators.rows.columns import Features, Scaling
+from zeromean.estimators.rows.scaled import made_ready
 from zeromean.estimators.rows.sources import Rows, slices_of
 from zeromean.estimators.sparse_linear_model import DTYPES, SparseLinearModel
 
@@ -139,6 +140,7 @@ class SparseClassifier(ClassifierMixin, SparseLinearModel):
             )
         self.classes_ = overview.classes
         self._scaling = self._scaling_of(overview)
+        rows = made_ready(rows, self._scaling)
         integral = self._integral()
         first = 1 if len(self.classes_) == 2 else 0
         self._set_results(

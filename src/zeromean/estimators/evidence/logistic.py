@@ -20,6 +20,7 @@ from zeromean.estimators.ascent import Ascent, Proposal, ascend
 from zeromean.estimators.evidence.feature_prior import FREE, Prices, nearly_free
 from zeromean.estimators.evidence.search import (
     ROUGHLY,
+    VERY_ROUGHLY,
     EvidenceSolution,
     maximize_evidence,
     with_all_that_matter,
@@ -98,18 +99,25 @@ def search_evidence_logistic(
     if model is None and min(term.num_varying, term.count) > MOST_INVERTED:
         return forward
     if model is None:
-        larger, lower = empty, nearly_free(prices)
+        # Left to itself it would go on to separate the rows, by features that mean nothing.
+        rough = _fit(term, empty, nearly_free(prices), max_iter, VERY_ROUGHLY, patience=1)
+        more = rough.posterior
     else:
         start = _solution(model, forward.posterior)
         start = with_all_that_matter(model.quadratic, NO_NOISE, start)
-        larger, lower = _posterior(model, _maximum(model, start, FREE)), FREE
-    more = _fit(term, larger, lower, max_iter, ROUGHLY).posterior
+        larger = _posterior(model, _maximum(model, start, FREE))
+        more = _fit(term, larger, FREE, max_iter, ROUGHLY).posterior
     backward = _fit(term, more, prices, max_iter, tol)
     return backward if backward.bound[-1] > forward.bound[-1] else forward
 
 
 def _fit(
-    term: DataTerm, start: EvidencePosterior, prices: Prices, max_iter: int, tol: float
+    term: DataTerm,
+    start: EvidencePosterior,
+    prices: Prices,
+    max_iter: int,
+    tol: float,
+    patience: int = PATIENCE,
 ) -> Ascent[EvidencePosterior]:
     iterations = itertools.count(1)
 
@@ -122,7 +130,7 @@ def _fit(
     def cost(posterior: EvidencePosterior) -> float:
         return posterior.kl() + prices.total(len(posterior.features))
 
-    return ascend(term, start, propose, cost, max_iter=max_iter, tol=tol, patience=PATIENCE)
+    return ascend(term, start, propose, cost, max_iter=max_iter, tol=tol, patience=patience)
 
 
 def _trials(

@@ -100,13 +100,17 @@ class EvidenceModel:
 
     def admit(self, quadratic: Quadratic, candidates: Indices, most_features: float) -> bool:
         """Let candidates in, each if it is still worth its price after those before it."""
+        if not len(candidates):
+            return False
+        # Of those inside, and of those that may come to be, in the order of entry.
+        columns = quadratic.block(np.concatenate([self.features, candidates]), candidates)
+        inside = np.arange(len(self.features))
         changed = False
-        for feature in candidates:
+        for place, feature in enumerate(candidates):
             if len(self.features) >= most_features:
                 break
-            index = np.array([feature])
-            column = quadratic.block(self.features, index)[:, 0]
-            square = float(quadratic.block(index, index)[0, 0])
+            column = columns[inside, place]
+            square = float(quadratic.diagonal[feature])
             linear = float(quadratic.linear[feature])
             projected = self.covariance @ column
             s = square - float(column @ projected)
@@ -120,6 +124,7 @@ class EvidenceModel:
             if ratio <= 1 + MARGIN or gain(ratio) <= price:
                 continue
             self._insert(feature, column, square, projected, s, q, s / (ratio - 1))
+            inside = _longer(inside, len(columns) - len(candidates) + place)
             changed = True
         return changed
 

@@ -44,6 +44,12 @@ VERY_ROUGHLY = 1.0
 FEWEST_ROWS_A_FEATURE = 1.2
 # Rows beyond two a feature that are needed, so that few rows do not explain everything.
 FEWEST_ROWS_LEFT = 2
+# Models up to this size take no time worth saving.
+MOST_QUICK = 256
+# At fewer rows a feature, a larger model of wide data has to be nearly as good as the one from
+# nothing, at full prices: it may be worse by so much, since it has not been pruned yet.
+FEWEST_ROWS_TO_GO_ON = 3
+NATS_A_ROW = 0.2
 # Larger models are searched for at these parts of the full price.
 LOWER_PRICES = (4, 8, 32)
 # Up to so many features, and with hardly more rows, every feature and every pair is a start.
@@ -100,12 +106,22 @@ def search_evidence(
     # Noise that is given cannot vanish, however many features explain it; but a search through all
     # of many features would take long.
     too_many = np.inf if noise.fixed and tiny else num_rows / ROWS_A_FEATURE - FEWEST_ROWS_LEFT
-    improve = partial(improve, most_features=too_many, until_full=True)
+    improve = partial(improve, until_full=True)
+    # From there on, mostly chance comes in; and it would go on to the end, which takes long.
+    enough = max(num_rows / FEWEST_ROWS_TO_GO_ON, MOST_QUICK)
+    wide = len(quadratic.linear) > num_rows and not noise.fixed
+    enough = min(enough, too_many) if wide else too_many
     for start, lower in _larger_starts(quadratic, noise, forward, prices, num_rows):
-        more = improve(start, prices=lower, tol=VERY_ROUGHLY)
+        more = improve(start, prices=lower, tol=VERY_ROUGHLY, most_features=enough)
+        if enough <= len(more.features) < too_many:
+            size = len(more.features)
+            at_full_price = more.objective[-1] + lower.total(size) - prices.total(size)
+            if at_full_price < forward.objective[-1] - NATS_A_ROW * num_rows:
+                break
+            more = improve(more, prices=lower, tol=VERY_ROUGHLY, most_features=too_many)
         if len(more.features) >= too_many:
             break  # The next price is lower.
-        backward = improve(more.restart(), prices=prices, tol=ROUGHLY)
+        backward = improve(more.restart(), prices=prices, tol=ROUGHLY, most_features=too_many)
         if len(backward.features) < too_many:
             found.setdefault(frozenset(backward.features), backward)
     for start in _small_starts(len(quadratic.linear), num_rows, noise_precision):
@@ -185,6 +201,8 @@ def maximize_evidence(
         solution.num_iterations += 1
         changed = model.admit(quadratic, _candidates(quadratic, model), most_features)
         if until_full and len(model.features) >= most_features:
+            model = model.rebuilt(quadratic)
+            solution.objective.append(max(model.objective, solution.objective[-1]))
             best = model.features, model.precision.copy(), model.noise_precision
             break
         if changed:  # Single updates accumulate rounding errors.

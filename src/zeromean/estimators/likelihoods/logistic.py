@@ -16,6 +16,7 @@ from zeromean.estimators.array_types import Array, Indices
 from zeromean.estimators.likelihoods.log_sigmoid import Integral, LogSigmoid, higher_derivatives
 from zeromean.estimators.likelihoods.quadratic import MatrixQuadratic, told_apart
 from zeromean.estimators.rows.columns import Features, Scaling
+from zeromean.estimators.rows.scaled import features_of
 from zeromean.estimators.rows.sources import Chunk, Rows
 
 # A matrix of more features would take too long to sum over rows.
@@ -195,7 +196,7 @@ def pulls(posterior: WeightPosterior, at: Slopes) -> Array:
 def _slopes(
     chunk: Chunk, label: Any, scaling: Scaling, integral: Integral, posterior: WeightPosterior
 ) -> Slopes:
-    features = Features(chunk.X, scaling)
+    features = features_of(chunk, scaling)
     sign, term = _term(chunk, features, label, integral, posterior)
     weight = chunk.weights()
     pull = weight * sign * term.slope
@@ -208,7 +209,7 @@ def _slopes(
 
 
 def _margin(chunk: Chunk, label: Any, scaling: Scaling, posterior: WeightPosterior) -> Margin:
-    sign, mean, _ = _log_odds(chunk, Features(chunk.X, scaling), label, posterior)
+    sign, mean, _ = _log_odds(chunk, features_of(chunk, scaling), label, posterior)
     return Margin(float(np.min((sign * mean)[chunk.weights() > 0], initial=np.inf)))
 
 
@@ -220,7 +221,7 @@ def _curvatures(
     posterior: WeightPosterior,
     chosen: Indices,
 ) -> Curvatures:
-    features = Features(chunk.X, scaling)
+    features = features_of(chunk, scaling)
     _, term = _term(chunk, features, label, integral, posterior)
     curvature = chunk.weights() * term.curvature
     columns = features.columns(chosen)
@@ -231,7 +232,7 @@ def _curvatures(
 def _joint_curvatures(
     chunk: Chunk, label: Any, scaling: Scaling, posterior: WeightPosterior
 ) -> JointCurvatures:
-    features = Features(chunk.X, scaling)
+    features = features_of(chunk, scaling)
     sign, mean, variance = _log_odds(chunk, features, label, posterior)
     second, third, fourth = higher_derivatives(sign * mean, variance)
     weight = chunk.weights()

@@ -8,13 +8,14 @@ not matter to anything that follows. τ² is the noise precision.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from zeromean.estimators.array_types import Array, Indices
+from zeromean.estimators.likelihoods.rows_quadratic import RowsQuadratic, is_far
 from zeromean.estimators.rows.magnitude import TOO_LARGE
 from zeromean.estimators.rows.moments import Moments
 from zeromean.estimators.rows.offsets import mean_and_square, offset_of, take_off
@@ -63,42 +64,6 @@ class MatrixQuadratic:
     def product(self, columns: Indices, v: Array) -> Array:
         # R is symmetric: rows are contiguous, columns are not.
         return v @ self.matrix[columns]
-
-
-@dataclass(frozen=True)
-class RowsQuadratic:
-    """R = Zᵀ Z for few rows and many features; Z = √weight (X - mean) / scale is never formed."""
-
-    X: Any  # (rows, features), dense or CSC
-    weight: Array
-    mean: Array
-    scale: Array
-    linear: Array
-
-    @property
-    def diagonal(self) -> Array:
-        return np.ones_like(self.linear)  # Every feature has been divided by its norm.
-
-    def block(self, rows: Indices, columns: Indices) -> Array:
-        if rows is columns or not sparse.issparse(self.X):
-            left = self._features(rows)
-            return left.T @ (left if rows is columns else self._features(columns))
-        if len(rows) > len(columns):
-            return self.block(columns, rows).T
-        # Only the smaller side becomes dense.
-        left = self._features(rows) * np.sqrt(self.weight)[:, None]
-        product = self.X[:, columns].T @ left - np.outer(self.mean[columns], left.sum(axis=0))
-        return (product / self.scale[columns][:, None]).T
-
-    def product(self, columns: Indices, v: Array) -> Array:
-        fit = np.sqrt(self.weight) * (self._features(columns) @ v)
-        return (self.X.T @ fit - self.mean * fit.sum()) / self.scale
-
-    def _features(self, columns: Indices) -> Array:
-        X = self.X[:, columns]
-        dense = X.toarray() if sparse.issparse(X) else np.asarray(X)
-        dense = (dense - self.mean[columns]) / self.scale[columns]
-        return dense * np.sqrt(self.weight)[:, None]
 
 
 @dataclass(frozen=True)
@@ -152,6 +117,8 @@ def from_rows(rows: Chunk, *, fit_intercept: bool) -> LeastSquares:
         X, rest = take_off(X, offset).tocsc(), mean - offset
     else:
         X = np.asarray(X, dtype=np.float64)
+        if is_far(mean[features], scale / np.sqrt(count)):
+            X, rest = X - mean, np.zeros_like(mean)
     X = X if varies.all() else X[:, features]
     residual = target - target_mean
     weighted = weight * residual

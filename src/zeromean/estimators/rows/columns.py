@@ -26,9 +26,11 @@ class Features:
     def __init__(self, X: Any, scaling: Scaling):
         self.sparse = sparse.issparse(X)
         self.mean, self.scale = scaling.mean, scaling.scale
+        self._last: tuple[Indices, Array] | None = None
         if self.sparse:
             offset = offset_of(self.mean, self.mean**2 + self.scale**2)
-            self.X = take_off(X, offset).tocsr()
+            # By columns: those that are chosen cost what they have that is not zero.
+            self.X = take_off(X, offset).tocsc()
             self.mean = self.mean - offset
         else:
             self.X: Any = (np.asarray(X, dtype=np.float64) - self.mean) / self.scale
@@ -37,7 +39,18 @@ class Features:
         """Z[:, chosen], dense."""
         if not self.sparse:
             return self.X[:, chosen]
-        return (self.X[:, chosen].toarray() - self.mean[chosen]) / self.scale[chosen]
+        # A pass over the rows asks for the same ones several times, and so does the next pass.
+        if self._last is not None and np.array_equal(chosen, self._last[0]):
+            return self._last[1]
+        dense = self.X[:, chosen].toarray()
+        dense -= self.mean[chosen]
+        dense /= self.scale[chosen]
+        self._last = chosen, dense
+        return dense
+
+    def forget(self) -> None:
+        """Give up the memory of the columns asked for last."""
+        self._last = None
 
     def product(self, chosen: Indices, weights: Array) -> Array:
         """Z[:, chosen] @ weights."""

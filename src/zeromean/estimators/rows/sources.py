@@ -61,12 +61,12 @@ class ArrayRows:
     weight: Any = None
 
     def reduce(self, function: Callable[..., Total], *arguments: Any) -> Total:
-        return _total(function(chunk, *arguments) for chunk in self._slices())
+        return total(function(chunk, *arguments) for chunk in self.slices())
 
     def whole(self) -> Chunk:
         return Chunk(self.X, self.y, self.weight)
 
-    def _slices(self) -> Iterator[Chunk]:
+    def slices(self) -> Iterator[Chunk]:
         whole = self.whole()
         for number, rows in enumerate(slices_of(self.X)):
             yield whole.part(rows)._replace(number=number)
@@ -88,7 +88,7 @@ class ChunkRows:
     check: Check
 
     def reduce(self, function: Callable[..., Total], *arguments: Any) -> Total:
-        return _total(function(chunk, *arguments) for chunk in self._checked())
+        return total(function(chunk, *arguments) for chunk in self._checked())
 
     def _checked(self) -> Iterator[Chunk]:
         number = 0
@@ -199,5 +199,5 @@ def _add(first: Any, second: Any = None) -> Any:
     return first + second
 
 
-def _total(parts: Iterable[Total]) -> Total:
+def total(parts: Iterable[Total]) -> Total:
     return reduce(_add, parts)
