@@ -17,13 +17,21 @@ from zeromean.functional.numerics import (
     smallest_normal,
     wide,
 )
+from zeromean.functional.random_logits import (
+    SoftmaxMoments,
+    expected_sigmoid,
+    expected_softmax,
+)
 from zeromean.functional.student_t import student_t_kl, student_t_kl_sample
 
 __all__ = [
     "HALF_LOG_MOMENT",
+    "SoftmaxMoments",
     "ard_kl",
     "can_branch",
     "dawson",
+    "expected_sigmoid",
+    "expected_softmax",
     "log_mean_exp",
     "log_uniform_kl",
     "log_uniform_kl_approx",
