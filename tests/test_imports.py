@@ -24,6 +24,7 @@ ORDER = (
     "samplers",
     "layers",
     "models",
+    "moments",
     "prediction",
     "conversion",
     "files",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from zeromean.layers.recurrent import GRU, LSTM
     from zeromean.layers.stochastic_layer import StochasticLayer, stochastic_layers
     from zeromean.prediction.classification import predict_proba, predictive_uncertainty
+    from zeromean.prediction.propagated import propagate_moments
     from zeromean.prediction.regression import predict_moments
     from zeromean.prediction.samples import sample_outputs
     from zeromean.prediction.sources import States
@@ -117,6 +118,7 @@ __all__ = [
     "predict_moments",
     "predict_proba",
     "predictive_uncertainty",
+    "propagate_moments",
     "prune_",
     "prune_lora_",
     "quantize_",
@@ -203,6 +205,7 @@ _HOMES = {
         "predict_proba",
         "predictive_uncertainty",
     ),
+    "prediction.propagated": ("propagate_moments",),
     "prediction.regression": ("predict_moments",),
     "prediction.samples": ("sample_outputs",),
     "prediction.sources": ("States",),
@@ -249,6 +252,7 @@ _PACKAGES = (
     "functional",
     "layers",
     "models",
+    "moments",
     "prediction",
     "robustness",
     "samplers",

@@ -5,6 +5,11 @@ from zeromean.prediction.classification import (
     predict_proba,
     predictive_uncertainty,
 )
+from zeromean.prediction.propagated import (
+    PropagatedMoments,
+    SampleComparison,
+    propagate_moments,
+)
 from zeromean.prediction.regression import PredictiveMoments, predict_moments
 from zeromean.prediction.samples import sample_outputs
 from zeromean.prediction.sources import Source, States
@@ -12,10 +17,13 @@ from zeromean.prediction.sources import Source, States
 __all__ = [
     "PredictiveMoments",
     "PredictiveUncertainty",
+    "PropagatedMoments",
+    "SampleComparison",
     "Source",
     "States",
     "predict_moments",
     "predict_proba",
     "predictive_uncertainty",
+    "propagate_moments",
     "sample_outputs",
 ]

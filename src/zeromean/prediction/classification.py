@@ -9,6 +9,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from zeromean.prediction.by_moments import (
+    Method,
+    Outputs,
+    probabilities,
+    wants_moments,
+)
 from zeromean.prediction.inputs import InputsOrLoader, as_arguments
 from zeromean.prediction.monte_carlo import Consumer, draw_outputs
 from zeromean.prediction.options import Options, require_several
@@ -67,6 +73,7 @@ def predict_proba(
     select: Callable[[Any], Tensor] | None = None,
     devices: int | None = None,
     return_stderr: bool = False,
+    method: Method = "samples",
 ) -> Any:
     """Class probabilities averaged over the samples, `(batch, classes)`.
 
@@ -80,6 +87,9 @@ def predict_proba(
             that gives one of these, or `(inputs, targets)`, a batch, in a fixed order: it is read
             once, and its inputs are kept in memory.
         num_samples: Draws of the noise.
+        method: "samples", or "moments": one pass that carries means and variances in place of
+            samples. It takes no num_samples, sampler, seed, chunk_size, devices or return_stderr;
+            docs, Moments, says how good it is.
         dim: Dimension of the classes in the model's output; a sigmoid has none.
         link: "softmax" where an example is of one of several classes, "sigmoid" where every output
             says yes or no by itself: one logit of two classes, or many labels.
@@ -103,6 +113,11 @@ def predict_proba(
             there are. A script needs `if __name__ == "__main__":`.
         return_stderr: Return `(probabilities, standard errors)`.
     """
+    if wants_moments(method, sampler, seed, chunk_size, devices, return_stderr):
+        sought = Outputs(model, inputs, batch_size, select)
+        return probabilities(
+            sought, lambda n: _to_probabilities(n, inputs, dim, link, outputs, select)
+        )[0]
     if return_stderr:
         require_several("return_stderr=True", num_samples)
     running = Running(spread=return_stderr)
@@ -183,6 +198,7 @@ def predictive_uncertainty(
     select: Callable[[Any], Tensor] | None = None,
     devices: int | None = None,
     return_stderr: bool = False,
+    method: Method = "samples",
 ) -> Any:
     """Predictive entropy, expected entropy and mutual information of every example, in nats.
 
@@ -196,6 +212,9 @@ def predictive_uncertainty(
             that gives one of these, or `(inputs, targets)`, a batch, in a fixed order: it is read
             once, and its inputs are kept in memory.
         num_samples: Draws of the noise.
+        method: "samples", or "moments": one pass that carries means and variances in place of
+            samples. It takes no num_samples, sampler, seed, chunk_size, devices or return_stderr;
+            docs, Moments, says how good it is.
         dim: Dimension of the classes in the model's output; a sigmoid has none.
         link: "softmax" where an example is of one of several classes, "sigmoid" where every output
             says yes or no by itself: one logit of two classes, or many labels.
@@ -220,19 +239,30 @@ def predictive_uncertainty(
         return_stderr: Return `(uncertainty, standard errors)`, the latter in the same form, by
             the delta method.
     """
+    if wants_moments(method, sampler, seed, chunk_size, devices, return_stderr):
+        sought = Outputs(model, inputs, batch_size, select)
+        average, expected = probabilities(
+            sought, lambda n: _to_probabilities(n, inputs, dim, link, outputs, select)
+        )
+        if expected is None:
+            raise ValueError(
+                "The expected entropy of probabilities has no moments; let the model return "
+                "logits, or use method='samples'."
+            )
+        return _uncertainty(average, expected, link, dim)
     if return_stderr:
         require_several("return_stderr=True", num_samples)
-    probabilities, entropies = Running(keep=return_stderr), Running(keep=return_stderr)
+    averages, entropies = Running(keep=return_stderr), Running(keep=return_stderr)
 
     def consumer(network: nn.Module) -> Consumer:
         probabilities_of = _to_probabilities(network, inputs, dim, link, outputs, select)
 
         def take(chunk: Tensor) -> None:
             chunk = probabilities_of(chunk)
-            probabilities.update(chunk)
+            averages.update(chunk)
             entropies.update(cross_entropy(chunk, chunk, link, sample_dim(dim)))
 
-        finish = (probabilities_of.finish, probabilities.end_network, entropies.end_network)
+        finish = (probabilities_of.finish, averages.end_network, entropies.end_network)
         return Consumer(take, finish)
 
     draw_outputs(
@@ -247,17 +277,21 @@ def predictive_uncertainty(
         select=select,
         devices=devices,
     )
-    average, expected = probabilities.mean, entropies.mean
-    total = cross_entropy(average, average, link, dim)
-    # Jensen makes the difference non-negative; rounding may not.
-    uncertainty = PredictiveUncertainty(total, expected, (total - expected).clamp_min(0))
+    average = averages.mean
+    uncertainty = _uncertainty(average, entropies.mean, link, dim)
     if not return_stderr:
         return uncertainty
     # To first order the entropy of the average moves with −Σ p log(average).
-    surprise = cross_entropy(probabilities.kept(), average, link, sample_dim(dim))
+    surprise = cross_entropy(averages.kept(), average, link, sample_dim(dim))
     entropy = entropies.kept()
-    errors = map(probabilities.stderr_of, (surprise, entropy, surprise - entropy))
+    errors = map(averages.stderr_of, (surprise, entropy, surprise - entropy))
     return uncertainty, PredictiveUncertainty(*errors)
+
+
+def _uncertainty(average: Tensor, expected: Tensor, link: Link, dim: int) -> PredictiveUncertainty:
+    total = cross_entropy(average, average, link, dim)
+    # Jensen makes the difference non-negative; rounding may not.
+    return PredictiveUncertainty(total, expected, (total - expected).clamp_min(0))
 
 
 def _to_probabilities(

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 from torch import Tensor
 
 from zeromean.arguments import require_integer
+from zeromean.prediction.by_moments import Method
 from zeromean.samplers.sampler import Sampler
 
 
@@ -18,6 +19,7 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     select: Callable[[Any], Tensor] | None
     devices: int | None
+    method: Method
 
 
 def require_several(what: str, num_samples: int) -> None:

@@ -64,12 +64,16 @@ class ToProbabilities:
                 self.may_sum_to_one = link == "softmax"
                 self.may_be_fractions = True
 
-    def __call__(self, outputs: Tensor) -> Tensor:
+    def check(self, outputs: Tensor) -> None:
+        """Refuse outputs that are not what they are taken for."""
         self._require_classes(outputs)
         if self.given:
             _require_probabilities(outputs, None if self.link == "sigmoid" else self.dim)
         elif self.may_be_fractions:
             self._look_at(outputs)
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        self.check(outputs)
         # Half precision has too few digits for probabilities.
         wide = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
         if self.given:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zeromean.arguments import shown
+from zeromean.prediction.by_moments import Method, Outputs, regression, wants_moments
 from zeromean.prediction.inputs import InputsOrLoader
 from zeromean.prediction.monte_carlo import Consumer, draw_outputs
 from zeromean.prediction.options import Options, require_several
@@ -74,6 +75,7 @@ def predict_moments(
     select: Callable[[Any], Tensor] | None = None,
     devices: int | None = None,
     return_stderr: bool = False,
+    method: Method = "samples",
 ) -> Any:
     """Mean, aleatoric and epistemic variance of a regression.
 
@@ -85,6 +87,9 @@ def predict_moments(
             that gives one of these, or `(inputs, targets)`, a batch, in a fixed order: it is read
             once, and its inputs are kept in memory.
         num_samples: Draws of the noise.
+        method: "samples", or "moments": one pass that carries means and variances in place of
+            samples. It takes no num_samples, sampler, seed, chunk_size, devices or return_stderr;
+            docs, Moments, says how good it is.
         likelihood: The likelihood of the training (`zm.GaussianLikelihood` or
             `zm.HeteroscedasticGaussianLikelihood`). Without one the aleatoric variance is zero.
         sampler: How every stochastic layer draws, in place of its own way (`zm.weight`, `zm.mean`,
@@ -104,6 +109,10 @@ def predict_moments(
             there are. A script needs `if __name__ == "__main__":`.
         return_stderr: Return `(moments, standard errors)`, the latter in the same form.
     """
+    if wants_moments(method, sampler, seed, chunk_size, devices, return_stderr):
+        _require_likelihood(likelihood)
+        noise_of = None if likelihood is None else likelihood.mean_and_log_variance
+        return PredictiveMoments(*regression(Outputs(model, inputs, batch_size, select), noise_of))
     if return_stderr or is_one(model):
         require_several("predict_moments", num_samples)
     _require_likelihood(likelihood)

@@ -139,12 +139,13 @@ class Convolution(LinearMap):
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._convolve(x, weight, bias)
+            return self.convolve(x, weight, bias)
         memory_format = self.better_format(x, weight.shape)
         arguments = (arranged(x, memory_format), arranged(weight, memory_format), bias)
-        return arranged(self._convolve(*arguments), memory_format and torch.contiguous_format)
+        return arranged(self.convolve(*arguments), memory_format and torch.contiguous_format)
 
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The map in the memory format of its arguments."""
         geometry = (self.stride, self.padding)
         if self.transposed:
             geometry = (*geometry, self.output_padding, self.groups, self.dilation)
