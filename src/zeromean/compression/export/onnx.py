@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,17 +48,42 @@ def save_onnx(
     arguments = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     run_example(model, arguments)
     with whole_file(path) as temporary:
-        onnx.save_model(_onnx_program(_dense_twin(model), arguments), temporary)
+        twin = _dense_twin(model)
+        onnx.save_model(_onnx_program(twin, arguments, len(stochastic_modules(twin))), temporary)
     return _saved(path, original)
 
 
-def _onnx_program(dense: nn.Module, arguments: tuple[Any, ...]) -> Any:
+def _onnx_program(
+    dense: nn.Module,
+    arguments: tuple[Any, ...],
+    num_draws: int,
+    names: Sequence[str] | None = None,
+    noise: dict[str, Tensor] | None = None,
+) -> Any:
+    """The model as ONNX.
+
+    Args:
+        num_draws: How often the graph must draw, at least; anything else would be a constant.
+        names: What its outputs are called.
+        noise: Tensors that are inputs too, whatever the batch size, as the keyword `noise`.
+    """
     batch = torch.export.Dim.DYNAMIC
-    shapes = tuple({0: batch} if isinstance(a, Tensor) and a.dim() else None for a in arguments)
+    shapes: Any = tuple(
+        {0: batch} if isinstance(a, Tensor) and a.dim() else None for a in arguments
+    )
+    keywords: dict[str, Any] = {}
+    if noise is not None:
+        keywords["kwargs"] = {"noise": noise}
+    if names is not None:
+        shapes = {"inputs": shapes} | ({} if noise is None else {"noise": dict.fromkeys(noise)})
+        single = len(arguments) == 1
+        inputs = ["input"] if single else [f"input_{index}" for index in range(len(arguments))]
+        keywords["input_names"] = [*inputs, *(name.replace(".", "_") for name in noise or {})]
+        keywords["output_names"] = list(names)
     try:
         with _quiet():
             program: Any = torch.onnx.export(
-                dense, arguments, dynamo=True, dynamic_shapes=shapes, verbose=False
+                dense, arguments, dynamo=True, dynamic_shapes=shapes, verbose=False, **keywords
             )
         proto = program.model_proto
     except Exception as error:
@@ -69,7 +94,7 @@ def _onnx_program(dense: nn.Module, arguments: tuple[Any, ...]) -> Any:
             "that torch.onnx exports."
         ) from error
     draws = sum(node.op_type.startswith("Random") for node in proto.graph.node)
-    if draws < len(stochastic_modules(dense)):
+    if draws < num_draws:
         raise ValueError(
             "ONNX would freeze the noise of a stochastic layer to a constant; export "
             "zm.to_deterministic(model), or a compressed model without such layers."
