@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from zeromean.training.collapse import CollapseWarning, CollapseWatch
     from zeromean.training.config import TrainingConfig
     from zeromean.training.elbo_module import ElboModule
+    from zeromean.training.expectation import expected_nll
     from zeromean.training.hugging_face import ElboTrainerMixin
     from zeromean.training.lightning_callback import ElboCallback
     from zeromean.training.trainer import FitResult, fit
@@ -24,6 +25,7 @@ __all__ = [
     "ElboTrainerMixin",
     "FitResult",
     "TrainingConfig",
+    "expected_nll",
     "fit",
 ]
 
@@ -35,6 +37,7 @@ _MODULE_OF = {
     "ElboTrainerMixin": "hugging_face",
     "FitResult": "trainer",
     "TrainingConfig": "config",
+    "expected_nll": "expectation",
     "fit": "trainer",
 }
 

@@ -15,11 +15,13 @@ Decay = Literal["linear", "constant", "one-cycle"]
 OptimizerName = Literal["adam", "sgd"]
 Precision = Literal["float32", "bfloat16", "float16"]
 MonitorMode = Literal["min", "max"]
+Objective = Literal["samples", "moments"]
 _WORDS: dict[str, Any] = {
     "decay": Decay,
     "optimizer": OptimizerName,
     "precision": Precision,
     "monitor_mode": MonitorMode,
+    "objective": Objective,
 }
 
 
@@ -84,6 +86,10 @@ class TrainingConfig:
     """"bfloat16" and "float16" compute forward and backward passes in it where torch's autocast
     does; weights, the KL term, the loss and the optimizer stay in float32, and so do evaluations.
     "float16" scales the loss, and leaves out steps whose gradients overflow all the same."""
+    objective: Objective = "samples"
+    """"samples" draws the noise once a step. "moments" takes the expected data term instead, by
+    means and variances (docs, Moments): its gradient has no variance. In float32, for networks
+    without BatchNorm in training mode."""
     accumulate: int = 1
     """Mini-batches whose gradients are averaged for a step of the optimizer. Rates, the warm-up and
     the average of the weights count steps."""
@@ -153,6 +159,10 @@ class TrainingConfig:
         for name, choices in _WORDS.items():
             if name != "monitor_mode" or self.monitor_mode is not None:
                 require_choice(name, getattr(self, name), get_args(choices))
+        if self.objective == "moments" and self.precision != "float32":
+            raise ValueError(
+                f"objective='moments' computes in float32, got precision={self.precision!r}."
+            )
         if self.monitor is None and (self.patience is not None or self.monitor_mode is not None):
             raise ValueError(
                 "patience and monitor_mode are about a metric; say which: "
@@ -166,7 +176,7 @@ class TrainingConfig:
         """Fields by name; what came later only where it is set, so that older files stay good."""
         later = ("log_alpha_beta2", "scale_lr", "scale_decay", "peak_at", "optimizer", "momentum")
         later = (*later, "label_smoothing", "precision", "accumulate", "monitor", "patience")
-        later = (*later, "monitor_mode")
+        later = (*later, "monitor_mode", "objective")
         unset = {field.name: field.default for field in fields(self) if field.name in later}
         return {k: v for k, v in asdict(self).items() if k not in unset or v != unset[k]}
 

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from zeromean.arguments import require_flag, require_integer, require_model, shown
 from zeromean.compression.prune import EmptiedWarning, prune_, require_prunable
+from zeromean.moments import RandomTensor, propagated
 from zeromean.prediction.probabilities import require_logits
 from zeromean.training.collapse import CollapseWatch
 from zeromean.training.config import TrainingConfig
 from zeromean.training.devices import generator_state, set_generator_state
+from zeromean.training.expectation import expected_nll
 from zeromean.training.layer_monitor import why_not_finite
 from zeromean.training.likelihoods import Likelihood, as_likelihood, require_classes_of
 from zeromean.training.mini_batches import outputs_of, split_batch
@@ -171,13 +173,15 @@ class ElboModule(pl.LightningModule):
         def loss_and_nll() -> tuple[Tensor, Tensor]:
             synced = SyncedBatchNorm() if self.sync_batchnorm else nullcontext()
             with autocast(precision, device.type), synced:
-                outputs = outputs_of(self.model, inputs)
+                outputs = self._outputs(inputs)
             if outputs.dtype in _SHORT:
                 outputs = outputs.float()
             with in_full(precision, device.type):
                 if self.likelihood is None and batch_idx == 0:
-                    require_logits(self.model, outputs)
-                    require_classes_of(outputs, targets)
+                    random = isinstance(outputs, RandomTensor)
+                    values = outputs.moments()[0] if random else outputs
+                    require_logits(self.model, values)
+                    require_classes_of(values, targets)
                 data_loss, nll = self._data_loss_and_nll(outputs, targets)
                 kl = kl_divergence(self.model)
                 return elbo_loss(data_loss, kl, num_data=self.num_data, beta=beta), nll
@@ -224,8 +228,19 @@ class ElboModule(pl.LightningModule):
         with self.weight_average.shown() if self.weight_average else nullcontext():
             yield self.model
 
+    def _outputs(self, inputs: Any) -> Tensor:
+        if self.config.objective == "samples":
+            return outputs_of(self.model, inputs)
+        return propagated(self.model, lambda: outputs_of(self.model, inputs))
+
     def _data_loss_and_nll(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """What is minimised, and what is recorded: they differ where labels are smoothed."""
+        if isinstance(outputs, RandomTensor):
+            smoothing = self.config.label_smoothing
+            nll = expected_nll(outputs, targets, self.likelihood)
+            if self.likelihood is not None or smoothing == 0:
+                return nll, nll
+            return expected_nll(outputs, targets, label_smoothing=smoothing), nll
         if self.likelihood is not None:
             nll = self.likelihood.nll(outputs, targets)
             return nll, nll

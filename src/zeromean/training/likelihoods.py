@@ -16,6 +16,7 @@ from zeromean.arguments import (
     require_numbers,
     shown,
 )
+from zeromean.moments import RandomTensor
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 
@@ -135,6 +136,13 @@ class GaussianLikelihood(nn.Module):
         """Negative log-likelihood, summed over outputs, averaged over examples."""
         return _gaussian_nll(*self.mean_and_log_variance(outputs), targets)
 
+    def expected_nll(self, outputs: RandomTensor, targets: Tensor) -> Tensor:
+        """The same for normal outputs, expected."""
+        mean, variance = outputs.moments()
+        mean, log_variance = self.mean_and_log_variance(mean)
+        spread = 0.5 * (variance * (-log_variance).exp()).sum(-1).mean()
+        return _gaussian_nll(mean, log_variance, targets) + spread
+
 
 class HeteroscedasticGaussianLikelihood(nn.Module):
     """Targets with noise that depends on the input: the network returns mean and log-variance.
@@ -158,8 +166,29 @@ class HeteroscedasticGaussianLikelihood(nn.Module):
         """Negative log-likelihood, summed over outputs, averaged over examples."""
         return _gaussian_nll(*self.mean_and_log_variance(outputs), targets)
 
+    def expected_nll(self, outputs: RandomTensor, targets: Tensor) -> Tensor:
+        """The same for normal outputs, expected."""
+        averages, variances = outputs.moments()
+        mean, log_variance = self.mean_and_log_variance(averages)
+        own, of_log = variances.chunk(2, dim=-1)
+        shared = mean.new_zeros(())
+        if outputs.covariance_of is not None:
+            half = mean.shape[-1]
+            shared = outputs.covariance_of()[..., :half, half:].diagonal(dim1=-2, dim2=-1)
+        _require_targets(mean, targets)
+        # e^−s shifts the mean by the covariance with s, and is a log-normal itself.
+        precision = (of_log / 2 - log_variance).exp()
+        squared = ((targets - mean + shared).square() + own) * precision
+        return 0.5 * (squared + log_variance + _LOG_TWO_PI).sum(-1).mean()
+
 
 def _gaussian_nll(mean: Tensor, log_variance: Tensor, targets: Tensor) -> Tensor:
+    _require_targets(mean, targets)
+    squared = (targets - mean).square() * (-log_variance).exp()
+    return 0.5 * (squared + log_variance + _LOG_TWO_PI).sum(-1).mean()
+
+
+def _require_targets(mean: Tensor, targets: Any) -> None:
     if not isinstance(targets, Tensor) or targets.is_complex():
         raise TypeError(f"targets must be a tensor of numbers, got {shown(targets)}.")
     if mean.dim() < 2:
@@ -173,5 +202,3 @@ def _gaussian_nll(mean: Tensor, log_variance: Tensor, targets: Tensor) -> Tensor
             f"targets must have the shape of the predicted means, {tuple(mean.shape)}, "
             f"got {tuple(targets.shape)}; reshape them."
         )
-    squared = (targets - mean).square() * (-log_variance).exp()
-    return 0.5 * (squared + log_variance + _LOG_TWO_PI).sum(-1).mean()
