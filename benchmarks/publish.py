@@ -68,6 +68,8 @@ def main() -> int:
         ("docs/compression.md", "speed", compression),
         ("docs/samplers.md", "accuracy", samplers),
         ("docs/tutorials/train.md", "collapse", collapse),
+        ("docs/moments.md", "cost", cost_of_moments),
+        ("docs/moments.md", "errors", errors_of_moments),
     ]
     stale = []
     for name, marker, write in parts:
@@ -257,6 +259,40 @@ def samplers() -> str:
         rows = [row for row in record["rows"] if row["sampler"] == sampler]
         cells = [f(row) for row in rows for f in (_accuracy, _nll)]
         lines.append([f"`{sampler}`", *cells])
+    return _table(lines) + "\n"
+
+
+def cost_of_moments() -> str:
+    """KL to many samples and CPU time, of moments and of samples."""
+    if not (RESULTS / "moments.json").exists():
+        return "Not measured yet.\n"
+    record = _record("moments")
+    lines = [["network", "prediction", "KL, nats", "largest change", "passes"]]
+    for name, found in record["networks"].items():
+        for row in found["rows"]:
+            change, passes = f"{row['largest_change']:.3f}", f"{row['passes']:.2f}"
+            lines.append([name, row["way"], f"{row['kl']:.2g}", change, passes])
+    settings = next(iter(record["networks"].values()))["settings"]
+    said = (
+        f"{_circumstances(record)}, batch 128. Trained on {settings['images']:,} images of MNIST "
+        f"for one pass. The KL is the mean over {settings['tested']} test images, to "
+        f"{settings['samples']:,} samples, whose own noise is in it too; “largest change” is of a "
+        "probability; a pass is one of the deterministic network."
+    )
+    return f"{said}\n\n{_table(lines)}\n"
+
+
+def errors_of_moments() -> str:
+    """How far means and standard deviations of logits are from those of samples."""
+    if not (RESULTS / "moments.json").exists():
+        return "Not measured yet.\n"
+    record = _record("moments")
+    titles = ["network", "largest error of a mean, in std", "by the noise of samples alone"]
+    lines = [[*titles, "error of the std"]]
+    for name, found in record["networks"].items():
+        error = found["error"]
+        numbers = [f"{error['mean']:.2f}", f"{error['noise']:.2f}", f"{error['std']:.1%}"]
+        lines.append([name, *numbers])
     return _table(lines) + "\n"
 
 

@@ -98,6 +98,17 @@ def _single_stochastic_layer() -> Iterator[Row]:
         )
 
 
+def _moments() -> Iterator[Row]:
+    dense1, additive = "zeromean, only dense1 stochastic, moments", "zeromean, additive, moments"
+    for case, targets in [
+        (LENET, [(dense1, 1.25, 1.1), (additive, 4, 3)]),
+        (Case(networks.lenet5_caffe, 1), [(dense1, None, None), (additive, 8, 5)]),
+    ]:
+        group = f"Moments for samples, LeNet-5-Caffe, batch {case.batch_size}, in single passes"
+        measure = partial(prediction, num_samples=1)
+        yield from _each(partial(Row, group), measure, case, targets)
+
+
 def _prediction() -> Iterator[Row]:
     row = partial(Row, "20 samples, LeNet-5-Caffe, batch 128, in 20 deterministic passes")
     ours = [
@@ -217,6 +228,7 @@ _GROUPS = [
     _training,
     _memory,
     _single_stochastic_layer,
+    _moments,
     _prediction,
     _small_things,
     _channels_last,

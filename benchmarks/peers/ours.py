@@ -52,6 +52,11 @@ def predict(model, x, num_samples, sampler=zm.local):
     return zm.predict_proba(model, x, num_samples=num_samples, sampler=sampler)
 
 
+def predict_by_moments(model, x, num_samples):
+    """One pass that carries means and variances, whatever the number of samples."""
+    return zm.predict_proba(model, x, method="moments")
+
+
 def trainer_that_keeps_the_scales(model: nn.Module) -> Step:
     """The same work at learning rate zero: one step of Adam would undo the tiny scales."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
@@ -100,6 +105,13 @@ SUBJECTS = [
         partial(build_with_one_stochastic_layer, "dense1"),
         TRAIN,
         predict,
+    ),
+    Subject("zeromean, additive, moments", partial(build, zm.Additive), TRAIN, predict_by_moments),
+    Subject(
+        "zeromean, only dense1 stochastic, moments",
+        partial(build_with_one_stochastic_layer, "dense1"),
+        TRAIN,
+        predict_by_moments,
     ),
     Subject(
         "zeromean, only the last layer stochastic",
