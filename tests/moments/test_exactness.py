@@ -57,6 +57,14 @@ def test_activations_are_integrals_over_the_normal(name, graph, dtype):
     assert ((variance - expected_variance).abs() / scale.square() < 2 * tolerance + 5e-6).all()
 
 
+@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "sigmoid", "softplus", "elu"])
+def test_smooth_activations_of_wide_inputs(name):
+    function, mean = ACTIVATIONS[name][0], torch.linspace(-4, 4, 41, dtype=torch.float64)
+    found, _ = function(RandomTensor(mean, torch.full_like(mean, 4.0))).moments()
+    expected, _ = by_quadrature(function, mean, torch.full_like(mean, 4.0))
+    assert (found - expected).abs().max() < (2e-3 if name == "elu" else 1e-3)
+
+
 def test_without_variance_every_activation_is_itself():
     mean = torch.tensor([-1e6, -3.0, 0.0, 1e-20, 2.0, 1e6], requires_grad=True)
     for name, (function, _) in ACTIVATIONS.items():
