@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeromean.moved import MOVED, Package
 
 if TYPE_CHECKING:
+    from zeromean.compression.add_unit_noise import add_unit_noise_
     from zeromean.compression.compress import compress
     from zeromean.compression.int8 import to_int8
     from zeromean.compression.lora_rank import prune_lora_
@@ -95,6 +96,7 @@ __all__ = [
     "UnitNoise",
     "ZeroMean",
     "add_lora_",
+    "add_unit_noise_",
     "auto",
     "clip_log_alpha_",
     "compress",
@@ -141,6 +143,7 @@ __all__ = [
 
 # Where each of them lives, as above.
 _HOMES = {
+    "compression.add_unit_noise": ("add_unit_noise_",),
     "compression.compress": ("compress",),
     "compression.int8": ("to_int8",),
     "compression.lora_rank": ("prune_lora_",),

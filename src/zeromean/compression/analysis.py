@@ -55,18 +55,28 @@ def network_of(model: nn.Module, example_inputs: Inputs | None) -> Network:
     return trace(model, inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
 
 
-def analyse_(network: Network, example_inputs: Inputs | None) -> Analysis:
-    """Find what can be removed. Changes the network, but not what it computes.
-
-    Units are looked for once in every state of the network.
-    """
+def units_of_(network: Network, example_inputs: Inputs | None) -> dict[fx.Node, Units]:
+    """The units of a network, in which views have become modules that say what happens to them."""
     if example_inputs is not None:
         with sampling(network.module, mean):
             record_shapes_(network, *as_arguments(example_inputs))
     known = units(network)
     while recognise_flattening_(network, known):
         known = units(network)
-    for rewrite_ in (insert_guards_, fold_scales_, merge_constants_):
+    return known
+
+
+def analyse_(network: Network, example_inputs: Inputs | None, *, fold: bool = True) -> Analysis:
+    """Find what can be removed. Changes the network, but not what it computes.
+
+    Units are looked for once in every state of the network.
+
+    Args:
+        fold: Take BatchNorm and multipliers into the weights. Without, the network can be trained.
+    """
+    known = units_of_(network, example_inputs)
+    rewrites = (insert_guards_, fold_scales_, merge_constants_) if fold else (insert_guards_,)
+    for rewrite_ in rewrites:
         if rewrite_(network, known):
             known = units(network)
     return Analysis(known, needed(network, known))

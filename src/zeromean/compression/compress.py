@@ -15,6 +15,7 @@ from torch import fx, nn
 from zeromean.arguments import require_model
 from zeromean.compression.analysis import analyse_, network_of, run_example
 from zeromean.compression.graph.network import Network
+from zeromean.compression.graph.trace import why_untraced
 from zeromean.compression.inventory import layers_of, loose_parameters, sizes_of
 from zeromean.compression.plan import Decision, Plan, PlannedLayer, Reason, leave_plan_
 from zeromean.compression.rewrite.remove import remove_units_
@@ -22,6 +23,7 @@ from zeromean.compression.rewrite.sparsify import choose_layers_, join_chains_, 
 from zeromean.compression.sparsity import sparsity
 from zeromean.conversion.to_deterministic import to_deterministic
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.dropout.input_noise import fold_input_noise_, take_input_noise_
 from zeromean.layers.dropout.unit_noise import UnitNoise
 from zeromean.layers.lora import merge_adapters_
 from zeromean.layers.stochastic_module import stochastic_modules
@@ -76,28 +78,52 @@ def compressed_with_plan(model: nn.Module, example_inputs: Inputs | None) -> tup
     try:
         network = network_of(plain, example_inputs)
     except Exception as error:
-        untraced = str(error) or type(error).__name__
+        untraced = why_untraced(error)
         compressed, plan = _layer_by_layer(plain), _plan_without_graph(model, untraced)
     else:
         found = analyse_(network, example_inputs)
         remove_units_(network, found.units, found.needs)
         choose_layers_(network)
         join_chains_(network)
-        read = {str(node.target) for node in network.read_by_forward}
-        compressed, places = _simplest(network, by_keyword=isinstance(example_inputs, Mapping))
-        plan = _plan(model, network.decisions, places, read)
+        compressed, plan = _rebuilt(model, network, example_inputs)
     return compressed.eval().requires_grad_(False), plan
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def trimmed_with_plan(model: nn.Module, example_inputs: Inputs) -> tuple[nn.Module, Plan]:
+    """A network without the units that pruning took, to be trained on: BatchNorm is still there.
+
+    Raises what tracing the model raises.
+    """
+    network = network_of(plain_copy(model), example_inputs)
+    found = analyse_(network, example_inputs, fold=False)
+    remove_units_(network, found.units, found.needs)
+    trimmed, plan = _rebuilt(model, network, example_inputs)
+    return trimmed.train().requires_grad_(True), plan
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A copy in eval mode, with plain layers in place of all stochastic ones that have means."""
     model = copy_with_masks(model).eval()
+    input_noise = take_input_noise_(model)
     plain: dict[nn.Module, nn.Module] = {
         module: to_deterministic(module)
         for module in stochastic_modules(model).values()
         if all(p.has_mean for p in module.modules() if isinstance(p, Posterior))
     }
-    return merge_adapters_(replace_modules_(model, plain)).eval()
+    model = merge_adapters_(replace_modules_(model, plain)).eval()
+    fold_input_noise_(model, input_noise)
+    return model
+
+
+def _rebuilt(
+    model: nn.Module, network: Network, example_inputs: Inputs | None
+) -> tuple[nn.Module, Plan]:
+    """The network as modules, and what was decided about the model."""
+    read = {str(node.target) for node in network.read_by_forward}
+    rebuilt, places = _simplest(network, by_keyword=isinstance(example_inputs, Mapping))
+    return rebuilt, _plan(model, network.decisions, places, read)
 
 
 def _refuse_unpruned(model: nn.Module) -> None:

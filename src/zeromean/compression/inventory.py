@@ -8,12 +8,15 @@ from torch import Tensor, nn
 
 from zeromean.compression.graph.trace import is_leaf
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.dropout.input_noise import input_noises
 from zeromean.layers.stochastic_module import StochasticModule
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer that has parameters, by its name."""
-    return {name: module for name, module in model.named_modules() if _is_layer(module)}
+    """Every layer that has parameters, by its name; noise on what a layer reads is no other one."""
+    on_inputs = {noise.noise for noise in input_noises(model).values()}
+    layers = {name: module for name, module in model.named_modules() if _is_layer(module)}
+    return {name: module for name, module in layers.items() if module not in on_inputs}
 
 
 def loose_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -140,6 +140,26 @@ class Plan:
         return f"No units are removed: torch.fx cannot trace the model ({self.untraced})."
 
 
+def composed(first: Plan, second: Plan) -> Plan:
+    """What two compressions one after the other have made of the first model."""
+    layers = {
+        name: layer if layer.place is None else _composed(layer, second.layers.get(layer.place))
+        for name, layer in first.layers.items()
+    }
+    return Plan(layers, first.parameters, first.untraced or second.untraced)
+
+
+def _composed(layer: PlannedLayer, later: PlannedLayer | None) -> PlannedLayer:
+    if later is None:
+        return layer
+    decision, ours, theirs = later.decision, layer.decision, later.decision
+    if isinstance(ours, UnitsLeft) and isinstance(theirs, UnitsLeft):
+        gone = ours.gone + theirs.gone
+        reader = None if gone else theirs.reader
+        decision = UnitsLeft(gone, ours.total, reader, theirs.uneven)
+    return PlannedLayer(layer.sizes, later.place, decision or ours)
+
+
 def leave_plan_(compressed: nn.Module, plan: Plan) -> None:
     """Let a compressed network carry its plan."""
     module: Any = compressed

@@ -23,6 +23,7 @@ from zeromean.conversion.twins import (
 )
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
+from zeromean.layers.dropout.input_noise import input_noise_of
 from zeromean.layers.stochastic_layer import PriorChoice, SamplerChoice, require_factory
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.layers.surgery import replace_modules_
@@ -188,6 +189,8 @@ def _reason_to_leave(
         return "its weight is parametrized; remove the parametrization first"
     if not has_twin(module):
         return f"{kind} has no stochastic twin"
+    if input_noise_of(module) is not None:
+        return "it reads its inputs with noise on units; make layers stochastic before that"
     weights = weights_of(module)
     if not all(isinstance(weight, nn.Parameter) for weight in weights):
         return "its weight is not a parameter (an old weight_norm?); remove the hook first"

@@ -11,6 +11,7 @@ from zeromean.conversion.twins import (
     plain_module,
 )
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.dropout.input_noise import fold_input_noise_, take_input_noise_
 from zeromean.layers.lora import merge_adapters_
 from zeromean.layers.stochastic_module import stochastic_modules
 from zeromean.layers.surgery import copy_with_masks, replace_modules_
@@ -29,9 +30,12 @@ def to_deterministic(model: nn.Module, weights: Literal["mean", "sample"] = "mea
     require_model(model)
     require_choice("weights", weights, ("mean", "sample"))
     model = copy_with_masks(model)
+    input_noise = take_input_noise_(model)
     drawn: dict[Posterior, nn.Parameter] = {}
     plain: dict[nn.Module, nn.Module] = {
         module: plain_module(name or "the model", module, weights, drawn)
         for name, module in stochastic_modules(model).items()
     }
-    return merge_adapters_(replace_modules_(model, plain))
+    model = merge_adapters_(replace_modules_(model, plain))
+    fold_input_noise_(model, input_noise, weights)
+    return model

@@ -1,8 +1,8 @@
 """Saving and loading models without pickle: safetensors with the layers' settings in its header.
 
 A file holds the state dict, a format version and, for every stochastic layer, what would rebuild
-it. The architecture itself stays code: `load` fills a model of the same architecture, plain or
-stochastic.
+it, with the noise on what layers read. The architecture itself stays code: `load` fills a model of
+the same architecture, plain or stochastic.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from zeromean.conversion.twins import (
 )
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
 from zeromean.distributions.priors import Prior
+from zeromean.files.input_noise import (
+    OtherModelError,
+    describe_input_noise,
+    rebuild_input_noise_,
+)
 from zeromean.files.safetensors import (
     _without_aliases,
     damaged_header,
@@ -36,6 +41,7 @@ from zeromean.files.safetensors import (
     write_safetensors,
 )
 from zeromean.layers.attention import MultiheadAttention
+from zeromean.layers.dropout.input_noise import input_noises
 from zeromean.layers.multi_weight_layer import MultiWeightLayer
 from zeromean.layers.recurrent import RecurrentLayer
 from zeromean.layers.stochastic_layer import StochasticLayer
@@ -54,8 +60,8 @@ from zeromean.registry import (
 
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 # 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
-# 5: attention is described.
-FORMAT_VERSION = 5
+# 5: attention is described. 6: so is noise on what layers read.
+FORMAT_VERSION = 6
 HEADER = "zeromean"  # Under which a file has it, and by which it is known.
 # What a header says of a layer besides the arguments of its posterior.
 _OF_LAYER = ("layer", "posterior", "noise", "prior", "sampler", "tied_to")
@@ -76,6 +82,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "aliases": aliases,
         "layers": _describe_layers(model),
         "shared_posteriors": _shared_posteriors(model),
+        "input_noise": describe_input_noise(model),
     }
     write_safetensors(path, tensors, {HEADER: json.dumps(header)})
 
@@ -100,9 +107,10 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         aliases = {name: tensors[target] for name, target in header["aliases"].items()}
         with forked_generators(model):  # New layers draw initial values.
             model = _rebuild_layers_(model, header["layers"], path)
+            rebuild_input_noise_(model, header.get("input_noise", []), path)
         _share_posteriors_(model, header.get("shared_posteriors", {}))
         _tie_(model, header["aliases"])
-    except _OtherModelError:
+    except OtherModelError:
         raise
     except UnregisteredError as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
@@ -177,10 +185,6 @@ def _tied_as_in(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]
             new = nn.Parameter(state[name], requires_grad=parameter.requires_grad)
             tied[name] = parameters.setdefault(parameter, new)
     return tied
-
-
-class _OtherModelError(ValueError):
-    """A file and the model that it is to fill are of different architectures."""
 
 
 def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -270,7 +274,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
         elif isinstance(found, MultiWeightLayer):
             module = plain_multi_weight(name, found, "sample", drawn)
         if found is None or type(module) is not LAYERS[settings["layer"]].torch_twin:
-            raise _OtherModelError(
+            raise OtherModelError(
                 f"{path} needs a {settings['layer']} at {name!r}, but the model has "
                 f"{'nothing' if found is None else type(found).__name__} there; build the "
                 "architecture that was saved."
@@ -313,6 +317,8 @@ def prior_of(settings: dict[str, Any] | None) -> Prior | None:
 
 def _oldest_reader(model: nn.Module) -> int:
     """The oldest version that can read the file of a model."""
+    if input_noises(model):
+        return 6
     if any(isinstance(m, MultiheadAttention) for m in model.modules()):
         return 5
     owners: dict[nn.Parameter, Posterior] = {}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Collection
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from zeromean.compression.graph import in_place
@@ -61,6 +64,20 @@ def is_leaf(module: nn.Module) -> bool:
     """Whether a module is one node of a graph; of others the graph shows what is inside."""
     holder = isinstance(module, (nn.ParameterDict, nn.ParameterList))  # These are never called.
     return not holder and _Tracer().is_leaf_module(module, "")
+
+
+def why_untraced(error: Exception) -> str:
+    """What stopped a trace, with the line of the model's code where it happened."""
+    reason = str(error) or type(error).__name__
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
+    # The first is whoever called us.
+    inside = [frame for frame in theirs if frame.name != "<module>" and frame is not frames[0]]
+    if not inside:
+        return reason
+    line = inside[-1]
+    return f"{reason}, in line {line.lineno} of {line.filename}: {line.line}"
 
 
 def record_shapes_(network: Network, args: tuple, kwargs: dict[str, Any]) -> None:

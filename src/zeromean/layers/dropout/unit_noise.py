@@ -96,6 +96,15 @@ class UnitNoise(StochasticModule):
         """Draw multipliers, `(num_objects, num_features)`: exactly zero for units not kept."""
         return self._kept(self.draw(num_objects))
 
+    def scale_for(self, input: Tensor) -> Tensor:
+        """The multipliers for a batch, as the sampler has them: `(C,)`, `(1, C)` or `(N, C)`."""
+        drawn = drawn_by(self.sampler)
+        if drawn is Draws.NOTHING:
+            return self.mean_scale()
+        if isinstance(self.sampler, KeptNoise):
+            return self._kept(self.multipliers(self.sampler.noise_of(self, input)))
+        return self.sample_scale(1 if drawn is Draws.WEIGHTS else input.shape[0])
+
     def distributions(self) -> dict[str, nn.Module]:
         return {"units": self}
 
@@ -132,15 +141,7 @@ class UnitNoise(StochasticModule):
                 f"{type(self).__name__} needs an input of shape (N, {self.num_features}) or "
                 f"(N, {self.num_features}, *), got {tuple(input.shape)}."
             )
-        drawn = drawn_by(self.sampler)
-        if drawn is Draws.NOTHING:
-            return _multiplied(input, self.mean_scale())
-        if isinstance(self.sampler, KeptNoise):
-            noise = self.sampler.noise_of(self, input)
-            return _multiplied(input, self._kept(self.multipliers(noise)))
-        return _multiplied(
-            input, self.sample_scale(1 if drawn is Draws.WEIGHTS else input.shape[0])
-        )
+        return _multiplied(input, self.scale_for(input))
 
     def _kept(self, per_unit: Tensor) -> Tensor:
         return torch.where(self.keep, per_unit, 0.0)

@@ -1,0 +1,58 @@
+"""Noise on what layers read (`zm.add_unit_noise_`), in the header of a model's file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
+from zeromean.layers.dropout.log_normal import LogNormalDropout
+
+
+class OtherModelError(ValueError):
+    """A file and the model that it is to fill are of different architectures."""
+
+
+def describe_input_noise(model: nn.Module) -> list[dict[str, Any]]:
+    """What would put the noise back: for each group of units its settings and its readers."""
+    described: dict[nn.Module, dict[str, Any]] = {}
+    for name, found in input_noises(model).items():
+        noise = found.noise
+        if not isinstance(noise, LogNormalDropout):
+            raise ValueError(
+                f"A file cannot describe {type(noise).__name__} in front of {name}; save "
+                "model.state_dict() instead."
+            )
+        settings = {
+            "num_features": noise.num_features,
+            "low": noise.low,
+            "high": noise.high,
+            "location": noise.initial_location,
+            "log_scale": noise.initial_log_scale,
+            "kl_weight": noise.kl_weight,
+        }
+        group = described.setdefault(noise, {"settings": settings, "readers": {}})
+        group["readers"][name] = {"inputs": found.index.numel(), "last": found.last}
+    return list(described.values())
+
+
+def rebuild_input_noise_(model: nn.Module, groups: list[dict[str, Any]], path: Any) -> None:
+    """Put the noise that a header describes in front of the layers that it names."""
+    modules: dict[str, Any] = dict(model.named_modules())
+    present = input_noises(model)
+    for group in groups:
+        missing = [name for name in group["readers"] if name not in modules]
+        if missing:
+            raise OtherModelError(
+                f"{path} has noise on what {missing[0]!r} reads, but the model has nothing there; "
+                "build the architecture that was saved."
+            )
+        if all(name in present for name in group["readers"]):
+            continue
+        like = next(modules[next(iter(group["readers"]))].parameters())
+        noise = LogNormalDropout(**group["settings"], device=like.device, dtype=like.dtype)
+        for name, reader in group["readers"].items():
+            index = torch.zeros(reader["inputs"], dtype=torch.long, device=like.device)
+            attach_(modules[name], InputNoise(noise, index, reader["last"]))

@@ -1,0 +1,110 @@
+"""Noise on the units that a layer reads, next to the layer and not in anybody's forward.
+
+`zm.add_unit_noise_` puts it there: a module `unit_noise` of the layer that multiplies its input, in
+a hook, before the layer sees it. The layer stays what it is, under the name that it has. Layers
+that read the same units share their noise, whose KL counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.arguments import require_floating
+from zeromean.layers.dropout.unit_noise import UnitNoise
+
+# The module's name in the layer, and so in state dicts.
+_NAME = "unit_noise"
+
+
+class InputNoise(nn.Module):
+    """Multiplies what a layer reads by noise on units.
+
+    Args:
+        noise: Noise on the units; several layers may share it.
+        index: Which unit each input of the layer belongs to. `noise.num_features` stands for
+            inputs that have no noise.
+        last: Whether the units lie along the last dimension, as for Linear, not along dimension 1.
+    """
+
+    index: Tensor
+
+    def __init__(self, noise: UnitNoise, index: Tensor, last: bool):
+        super().__init__()
+        self.noise = noise
+        self.last = last
+        self.register_buffer("index", index)
+
+    def forward(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a layer, with noise on the first: a forward pre-hook."""
+        input, *others = args
+        require_floating(type(layer).__name__, input)
+        scale = self.per_input(self.noise.scale_for(input)).to(input.dtype)
+        single = self.last and input.dim() == 1
+        positions = [1] * max(input.dim() - 2, 0)
+        if scale.dim() == 1:
+            shape = [-1] if self.last else [-1, *positions]
+        else:
+            shape = [len(scale), *positions, -1] if self.last else [len(scale), -1, *positions]
+        # One example without a batch has as many draws as features; the first does.
+        multiplier = scale[0] if single and scale.dim() > 1 else scale.view(shape)
+        return (input * multiplier, *others)
+
+    def per_input(self, per_unit: Tensor) -> Tensor:
+        """From the multipliers of units, `(*, units)`, to those of inputs: 1 where is no noise."""
+        padded = torch.cat([per_unit, per_unit.new_ones(*per_unit.shape[:-1], 1)], -1)
+        return padded[..., self.index]
+
+
+def attach_(layer: nn.Module, input_noise: InputNoise) -> None:
+    """Let a layer read its inputs with noise."""
+    layer.add_module(_NAME, input_noise)
+    layer.register_forward_pre_hook(input_noise)
+
+
+def input_noise_of(layer: nn.Module) -> InputNoise | None:
+    """The noise on what a layer reads, if there is any."""
+    found = layer._modules.get(_NAME)
+    return found if isinstance(found, InputNoise) else None
+
+
+def input_noises(model: nn.Module) -> dict[str, InputNoise]:
+    """All noise on what layers read, by the names of the layers."""
+    found = {name: input_noise_of(module) for name, module in model.named_modules()}
+    return {name: noise for name, noise in found.items() if noise is not None}
+
+
+def take_input_noise_(model: nn.Module) -> dict[str, InputNoise]:
+    """Take the noise off all layers, and return it by their names."""
+    taken = input_noises(model)
+    for name, noise in taken.items():
+        layer = model.get_submodule(name)
+        del layer._modules[_NAME]
+        hooks = layer._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if hook is noise]:
+            del hooks[key]
+    return taken
+
+
+@torch.no_grad()
+def fold_input_noise_(
+    model: nn.Module, taken: Mapping[str, InputNoise], weights: Literal["mean", "sample"] = "mean"
+) -> None:
+    """Multiply the weights of plain layers by what the noise on their inputs is in the mean."""
+    scales: dict[UnitNoise, Tensor] = {}
+    for name, input_noise in taken.items():
+        noise = input_noise.noise
+        if noise not in scales:
+            mean = weights == "mean"
+            scales[noise] = noise.mean_scale() if mean else noise.sample_scale(1)[0]
+        layer: Any = model.get_submodule(name)
+        scale = input_noise.per_input(scales[noise]).to(layer.weight.dtype)
+        transposed = getattr(layer, "transposed", False)
+        shape = [1] * layer.weight.dim()
+        shape[0 if transposed else 1] = -1
+        # A new parameter: another layer may share the old one, and reads it without this noise.
+        scaled = (layer.weight * scale.view(shape)).detach()
+        layer.weight = nn.Parameter(scaled, requires_grad=layer.weight.requires_grad)
