@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from zeromean.training.expectation import expected_nll
     from zeromean.training.hugging_face import ElboTrainerMixin
     from zeromean.training.lightning_callback import ElboCallback
+    from zeromean.training.shrinking.result import Shrunk, ShrunkNetwork
+    from zeromean.training.shrinking.shrink import shrink
+    from zeromean.training.shrinking.target import Target, TargetMissedWarning
     from zeromean.training.trainer import FitResult, fit
 
 __all__ = [
@@ -24,9 +27,14 @@ __all__ = [
     "ElboModule",
     "ElboTrainerMixin",
     "FitResult",
+    "Shrunk",
+    "ShrunkNetwork",
+    "Target",
+    "TargetMissedWarning",
     "TrainingConfig",
     "expected_nll",
     "fit",
+    "shrink",
 ]
 
 _MODULE_OF = {
@@ -36,9 +44,14 @@ _MODULE_OF = {
     "ElboModule": "elbo_module",
     "ElboTrainerMixin": "hugging_face",
     "FitResult": "trainer",
+    "Shrunk": "shrinking.result",
+    "ShrunkNetwork": "shrinking.result",
+    "Target": "shrinking.target",
+    "TargetMissedWarning": "shrinking.target",
     "TrainingConfig": "config",
     "expected_nll": "expectation",
     "fit": "trainer",
+    "shrink": "shrinking.shrink",
 }
 
 

@@ -1,0 +1,151 @@
+"""What is measured of every network on the way: score, weights, files, and time where it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeromean.compression.compress import compressed_with_plan
+from zeromean.compression.export.compressed import save_compressed
+from zeromean.compression.export.onnx import save_onnx
+from zeromean.compression.export.sizes import size_in_file, size_in_memory
+from zeromean.compression.plan import Plan, composed, leave_plan_
+from zeromean.compression.sparsity import sparsity
+from zeromean.compression.speed import has_onnxruntime, milliseconds, onnx_calls, torch_calls
+from zeromean.files.atomic import whole_file
+from zeromean.training.data_sources import evaluation_batches
+from zeromean.training.distributed import ALONE
+from zeromean.training.evaluation import evaluate
+from zeromean.training.mini_batches import split_batch
+from zeromean.training.shrinking.result import ShrunkNetwork
+from zeromean.training.shrinking.steps import Work, first_rows
+from zeromean.training.shrinking.target import Runtime
+
+# Batches that are timed.
+BATCH_SIZES = (1, 64)
+NETWORK, ONNX, TIMES = "network.safetensors", "network.onnx", "times.json"
+
+
+class Measurements:
+    """Measures networks next to the original.
+
+    Args:
+        original: A plain network.
+        runtime: Where it must run; None: where it can.
+    """
+
+    def __init__(self, work: Work, original: nn.Module, runtime: Runtime | None):
+        self.work = work
+        self.model = original.eval()
+        folder = work.folder / "original"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.onnx = None
+        if runtime == "onnxruntime" or (runtime is None and _can_hold(work.example)):
+            try:
+                self.onnx = self._export(original, folder)
+            except ValueError:
+                if runtime is not None:
+                    raise
+        times = self._times(folder, lambda: milliseconds(self._calls(original, self.onnx)))
+        self.original = ShrunkNetwork(
+            "original",
+            self._score(original),
+            sparsity(original).total.kept,
+            size_in_memory(original),
+            times,
+            None if self.onnx is None else self.onnx.stat().st_size,
+            original,
+        )
+
+    def network(self, name: str, title: str, trained: nn.Module, plan: Plan) -> ShrunkNetwork:
+        """What a trained network is when it is compressed.
+
+        Args:
+            name: Of its folder.
+            plan: What was decided about the original until now.
+        """
+        compressed, last = compressed_with_plan(trained, self.work.example)
+        leave_plan_(compressed, composed(plan, last))
+        folder = self.work.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            size = save_compressed(compressed, folder / NETWORK).size
+        except ValueError:  # Of layers that such a file cannot describe.
+            size = size_in_file(compressed)
+        onnx = None if self.onnx is None else self._export(compressed, folder)
+        return ShrunkNetwork(
+            title,
+            self._score(compressed),
+            sparsity(compressed).total.kept,
+            size,
+            self._times(folder, lambda: self._next_to_original(compressed, onnx)),
+            None if onnx is None else onnx.stat().st_size,
+            compressed,
+        )
+
+    def standard_error(self) -> float:
+        """Of the original's accuracy on the validation data, in points; 0 with a likelihood."""
+        if self.work.likelihood is not None:
+            return 0.0
+        count = sum(len(split_batch(b)[1]) for b in evaluation_batches(self.work.validation))
+        share = self.original.score / 100
+        # One error more than there were: no accuracy is known without any error.
+        return 100 * (max(share * (1 - share), (1 - 1 / count) / count) / count) ** 0.5
+
+    def _score(self, model: nn.Module) -> float:
+        found = evaluate(
+            model,
+            self.work.validation,
+            self.work.likelihood,
+            seed_of=lambda index: index,
+            device=torch.device("cpu"),
+            group=ALONE,
+        )
+        return found["accuracy"] if self.work.likelihood is None else -found["nll"]
+
+    def _export(self, model: nn.Module, folder: Path) -> Path:
+        example: Any = self.work.example
+        save_onnx(model, folder / ONNX, example)
+        return folder / ONNX
+
+    def _calls(self, model: nn.Module, onnx: Path | None) -> dict[str, Callable[[], Any]]:
+        calls: dict[str, Callable[[], Any]] = {}
+        for size in BATCH_SIZES:
+            calls[f"torch {size}"] = torch_calls(model, first_rows(self.work.example, size))
+        for size in BATCH_SIZES if onnx is not None else ():
+            assert onnx is not None
+            calls[f"onnxruntime {size}"] = onnx_calls(onnx, first_rows(self.work.example, size))
+        return calls
+
+    def _next_to_original(self, model: nn.Module, onnx: Path | None) -> dict[str, float]:
+        """Times in those of the original, which is measured again in turn with the network."""
+        theirs, ours = self._calls(self.model, self.onnx), self._calls(model, onnx)
+        together = {("original", key): call for key, call in theirs.items()}
+        together |= {("network", key): call for key, call in ours.items()}
+        found = milliseconds({" ".join(key): call for key, call in together.items()})
+        return {
+            key: self.original.milliseconds[key]
+            * found[f"network {key}"]
+            / found[f"original {key}"]
+            for key in ours
+        }
+
+    def _times(self, folder: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Measured once: a run that goes on chooses as it would have chosen."""
+        path = folder / TIMES
+        if path.exists():
+            return json.loads(path.read_text("utf-8"))
+        times = measure()
+        with whole_file(path) as temporary:
+            temporary.write_text(json.dumps(times), "utf-8")
+        return times
+
+
+def _can_hold(example: Any) -> bool:
+    """Whether ONNX files are worth a try."""
+    return has_onnxruntime() and isinstance(example, (Tensor, tuple))
