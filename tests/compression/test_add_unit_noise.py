@@ -121,6 +121,36 @@ def test_samples_multiply_each_unit_for_each_example():
     assert drawn.var().item() == pytest.approx(variance.item(), rel=0.05)
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_hidden_units_of_transformer_layers_go(norm_first):
+    model = network(
+        lambda self, x: self.head(self.encoder(self.embed(x)).mean(1)),
+        embed=nn.Embedding(20, 16),
+        encoder=nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 40, 0.1, batch_first=True, norm_first=norm_first),
+            2,
+            enable_nested_tensor=False,
+        ),
+        head=nn.Linear(16, 3),
+    ).eval()
+    x = torch.randint(20, (5, 7))
+    report = zm.add_unit_noise_(model, x)
+    names = [f"encoder.layers.{i}.linear" for i in range(2)]
+    assert [g.makers for g in report.groups] == [(f"{n}1",) for n in names]
+    assert "encoder (TransformerEncoder)" in report.left["embed"]
+    drown_(model)
+    assert not torch.equal(model(x), model(x))  # What is left still draws.
+    small = zm.compress(model, x)
+    assert_same_predictions(model, small, x, torch.randint(20, (2, 4)))
+    noises = [m for m in model.modules() if isinstance(m, zm.LogNormalDropout)]
+    report = zm.compression_report(model, small)
+    for name, noise in zip(names, noises, strict=True):
+        kept = int(noise.keep.sum())
+        assert report[f"{name}1"].after == (16, kept)
+        assert report[f"{name}1"].note == f"{40 - kept} of 40 units gone"
+        assert report[f"{name}2"].after == (kept, 16)
+
+
 def test_shared_noise_counts_once_and_is_trained():
     model, report, _, batch = noisy("resnet")
     units = {group.units for group in report.groups}

@@ -6,20 +6,25 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from zeromean.arguments import require_model, require_numbers, require_predicate
 from zeromean.compression.analysis import network_of, run_example, units_of_
 from zeromean.compression.compress import plain_copy
 from zeromean.compression.graph.network import Network
 from zeromean.compression.graph.trace import why_untraced
-from zeromean.compression.units.groups import UnitGroup, unit_groups
+from zeromean.compression.rewrite.narrow import feed_forward_blocks
+from zeromean.compression.units.groups import unit_groups
 from zeromean.conversion.make_stochastic import Predicate
 from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
 from zeromean.layers.dropout.log_normal import LogNormalDropout
 from zeromean.layers.linear import Linear
-from zeromean.prediction.inputs import Inputs
+from zeromean.prediction.inputs import Inputs, as_arguments
 from zeromean.text_table import text_table
+
+# Noise of 5% of each unit at the start: predictions stay what they are.
+_LOG_SCALE = -3.0
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,9 @@ def add_unit_noise_(
     Trained with the KL term, the noise drowns the units that the network can do without;
     `zm.prune_` drops them and `zm.compress` leaves plain layers with fewer units. Units that must
     go together (of a residual stream, in concatenations, through depthwise convolutions) share
-    their noise. Each layer that reads them multiplies its input by it, in a hook: it stays the
-    layer that it is, its weights keep their names, and its noise stands under `unit_noise` in it.
+    their noise. The hidden units of torch's transformer layers have some too. Each layer that reads
+    such units multiplies its input by it, in a hook: it stays the layer that it is, its weights
+    keep their names, and its noise stands under `unit_noise` in it.
 
     Units stay where something needs all of them: the output, LayerNorm, functions that nothing is
     known of, layers that are called twice. The report says what.
@@ -100,27 +106,37 @@ def add_unit_noise_(
     if not groups:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
         raise ValueError(f"No units can be removed ({reasons or 'no layer makes any'}).")
-    weights = _kl_weights([group for group, _ in groups], kl_weight)
     rows = []
-    for (group, network), weight in zip(groups, weights, strict=True):
-        makers = tuple(dict.fromkeys(network.layer_name(node) for node in group.makers))
-        readers = {network.layer_name(node): index for node, index in group.readers.items()}
-        layers: dict[str, Any] = {name: model.get_submodule(name) for name in readers}
+    for group, weight in zip(groups, _kl_weights(groups, kl_weight), strict=True):
+        layers: dict[str, Any] = {name: model.get_submodule(name) for name in group.readers}
         like = next(next(layer.parameters()) for layer in layers.values())
         noise = LogNormalDropout(
-            group.num_units, kl_weight=weight, device=like.device, dtype=like.dtype
+            len(group.cost),
+            log_scale=_LOG_SCALE,
+            kl_weight=weight,
+            device=like.device,
+            dtype=like.dtype,
         )
         noise.train(model.training)
-        for name, index in readers.items():
+        for name, index in group.readers.items():
             last = isinstance(layers[name], (nn.Linear, Linear))
             attach_(layers[name], InputNoise(noise, index.to(like.device), last))
-        rows.append(NoisyUnits(group.num_units, makers, tuple(readers), weight))
+        rows.append(NoisyUnits(len(group.cost), group.makers, tuple(group.readers), weight))
     return UnitNoiseReport(tuple(rows), left)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Units by the names of layers: who makes them, who reads them, and what each costs."""
+
+    makers: tuple[str, ...]
+    readers: dict[str, Tensor]
+    cost: Tensor
 
 
 def _groups(
     model: nn.Module, example_inputs: Inputs, where: Predicate | None
-) -> tuple[list[tuple[UnitGroup, Network]], dict[str, str]]:
+) -> tuple[list[_Group], dict[str, str]]:
     """The groups to put noise on, and why the units of other layers stay."""
     plain = plain_copy(model)
     try:
@@ -131,20 +147,52 @@ def _groups(
             f"{why_untraced(error)}; keep decisions that depend on data out of forward()."
         ) from error
     with torch.no_grad():
-        found = unit_groups(network, units_of_(network, example_inputs))
+        grouping = unit_groups(network, units_of_(network, example_inputs))
     left = {
         network.layer_name(node): f"all its units are needed by {_named(network, reader)}"
-        for node, reader in found.stuck.items()
+        for node, reader in grouping.stuck.items()
     }
+    found = [
+        _Group(
+            tuple(dict.fromkeys(network.layer_name(node) for node in group.makers)),
+            {network.layer_name(node): index for node, index in group.readers.items()},
+            group.cost,
+        )
+        for group in grouping.groups
+    ]
     groups = []
-    for group in found.groups:
-        names = [network.layer_name(node) for node in group.makers]
-        unwanted = [n for n in names if where and not where(n, model.get_submodule(n))]
+    for group in [*found, *_hidden_in_blocks(plain, example_inputs)]:
+        unwanted = [n for n in group.makers if where and not where(n, model.get_submodule(n))]
         if unwanted:
-            left |= dict.fromkeys(names, f"{unwanted[0]} is not selected")
+            left |= dict.fromkeys(group.makers, f"{unwanted[0]} is not selected")
         else:
-            groups.append((group, network))
+            groups.append(group)
     return groups, left
+
+
+def _hidden_in_blocks(plain: nn.Module, example_inputs: Inputs) -> list[_Group]:
+    """The hidden units of torch's transformer layers, which are one node for a graph."""
+    blocks = dict(feed_forward_blocks(plain))
+    positions: dict[nn.Module, float] = {}
+
+    def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        # All tokens of all examples: what is compared are layers of one network.
+        positions[layer] = positions.get(layer, 0.0) + args[0].numel() / args[0].shape[-1]
+
+    handles = [block.linear2.register_forward_pre_hook(note) for block in blocks.values()]
+    run_example(plain, example_inputs)
+    for handle in handles:
+        handle.remove()
+    args, kwargs = as_arguments(example_inputs)
+    examples = max(len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+    groups = []
+    for name, block in blocks.items():
+        hidden, place = block.linear2.in_features, f"{name}." if name else ""
+        weights = block.linear1.in_features + block.linear2.out_features
+        cost = torch.full((hidden,), weights * positions.get(block.linear2, 0.0) / examples)
+        readers = {f"{place}linear2": torch.arange(hidden)}
+        groups.append(_Group((f"{place}linear1",), readers, cost))
+    return groups
 
 
 def _named(network: Network, node: fx.Node) -> str:
@@ -155,10 +203,10 @@ def _named(network: Network, node: fx.Node) -> str:
     return f"{getattr(node.target, '__name__', node.target)}()"
 
 
-def _kl_weights(groups: list[UnitGroup], kl_weight: float | str) -> list[float]:
+def _kl_weights(groups: list[_Group], kl_weight: float | str) -> list[float]:
     if not isinstance(kl_weight, str):
         return [float(kl_weight)] * len(groups)
     roots = [float(group.cost.clamp_min(1.0).mean().sqrt()) for group in groups]
-    units = [group.num_units for group in groups]
+    units = [len(group.cost) for group in groups]
     mean = sum(r * n for r, n in zip(roots, units, strict=True)) / sum(units)
     return [root / mean for root in roots]

@@ -18,6 +18,7 @@ from zeromean.compression.graph.network import Network
 from zeromean.compression.graph.trace import why_untraced
 from zeromean.compression.inventory import layers_of, loose_parameters, sizes_of
 from zeromean.compression.plan import Decision, Plan, PlannedLayer, Reason, leave_plan_
+from zeromean.compression.rewrite.narrow import narrow_blocks_
 from zeromean.compression.rewrite.remove import remove_units_
 from zeromean.compression.rewrite.sparsify import choose_layers_, join_chains_, sparse_twin
 from zeromean.compression.sparsity import sparsity
@@ -75,17 +76,19 @@ def compress(model: nn.Module, example_inputs: Inputs | None = None) -> nn.Modul
 def compressed_with_plan(model: nn.Module, example_inputs: Inputs | None) -> tuple[nn.Module, Plan]:
     """The compressed network, which does not carry its plan yet, and the plan."""
     plain = plain_copy(model)
+    narrowed = narrow_blocks_(plain)
     try:
         network = network_of(plain, example_inputs)
     except Exception as error:
         untraced = why_untraced(error)
-        compressed, plan = _layer_by_layer(plain), _plan_without_graph(model, untraced)
+        compressed = _layer_by_layer(plain)
+        plan = _plan_without_graph(model, untraced, narrowed)
     else:
         found = analyse_(network, example_inputs)
         remove_units_(network, found.units, found.needs)
         choose_layers_(network)
         join_chains_(network)
-        compressed, plan = _rebuilt(model, network, example_inputs)
+        compressed, plan = _rebuilt(model, network, example_inputs, narrowed)
     return compressed.eval().requires_grad_(False), plan
 
 
@@ -96,10 +99,12 @@ def trimmed_with_plan(model: nn.Module, example_inputs: Inputs) -> tuple[nn.Modu
 
     Raises what tracing the model raises.
     """
-    network = network_of(plain_copy(model), example_inputs)
+    plain = plain_copy(model)
+    narrowed = narrow_blocks_(plain)
+    network = network_of(plain, example_inputs)
     found = analyse_(network, example_inputs, fold=False)
     remove_units_(network, found.units, found.needs)
-    trimmed, plan = _rebuilt(model, network, example_inputs)
+    trimmed, plan = _rebuilt(model, network, example_inputs, narrowed)
     return trimmed.train().requires_grad_(True), plan
 
 
@@ -118,12 +123,15 @@ def plain_copy(model: nn.Module) -> nn.Module:
 
 
 def _rebuilt(
-    model: nn.Module, network: Network, example_inputs: Inputs | None
+    model: nn.Module,
+    network: Network,
+    example_inputs: Inputs | None,
+    narrowed: Mapping[str, Decision],
 ) -> tuple[nn.Module, Plan]:
     """The network as modules, and what was decided about the model."""
     read = {str(node.target) for node in network.read_by_forward}
     rebuilt, places = _simplest(network, by_keyword=isinstance(example_inputs, Mapping))
-    return rebuilt, _plan(model, network.decisions, places, read)
+    return rebuilt, _plan(model, network.decisions, places, read, narrowed)
 
 
 def _refuse_unpruned(model: nn.Module) -> None:
@@ -209,6 +217,7 @@ def _plan(
     decisions: Mapping[str, Decision | None],
     places: Mapping[str, str],
     read: Container[str],
+    narrowed: Mapping[str, Decision],
 ) -> Plan:
     layers: dict[str, PlannedLayer] = {}
     for name, layer in layers_of(model).items():
@@ -217,7 +226,7 @@ def _plan(
         while above and above not in decisions:
             above, _, last = above.rpartition(".")
             inside = _path(last, inside)
-        decision = decisions.get(above, Reason.NOT_CALLED)
+        decision = narrowed.get(name) or decisions.get(above, Reason.NOT_CALLED)
         place = _path(places[above], inside) if above in places else None
         layers[name] = PlannedLayer(sizes_of(layer), place, decision)
     parameters = {
@@ -227,8 +236,9 @@ def _plan(
     return Plan(layers, parameters)
 
 
-def _plan_without_graph(model: nn.Module, untraced: str) -> Plan:
-    layers = {n: PlannedLayer(sizes_of(m), n) for n, m in layers_of(model).items()}
+def _plan_without_graph(model: nn.Module, untraced: str, narrowed: Mapping[str, Decision]) -> Plan:
+    sizes = {name: sizes_of(layer) for name, layer in layers_of(model).items()}
+    layers = {n: PlannedLayer(size, n, narrowed.get(n)) for n, size in sizes.items()}
     parameters = dict.fromkeys(loose_parameters(model), Reason.UNCHANGED)
     return Plan(layers, parameters, untraced)
 
