@@ -10,6 +10,7 @@ from torch import nn
 
 import zeromean as zm
 from zeromean import export
+from zeromean.models.lenet import lenet5_caffe
 
 
 def tensor_bytes(path):
@@ -192,3 +193,23 @@ def test_report_of_parameters_outside_of_layers(tmp_path):
     assert report["block.unread"].note == "never read"
     assert sum(row.size_before for row in report.layers) == report.original_size
     assert sum(row.size_after for row in report.layers) <= report.size
+
+
+def test_layers_are_timed_and_drawn(tmp_path):
+    model = zero_out(lenet5_caffe(), 0.5, dead=0.5)
+    x = torch.rand(8, 1, 28, 28)
+    compressed = zm.compress(model, x)
+    report = zm.compression_report(model, compressed, x, measure=True)
+    for row in report.layers:
+        assert row.ms_before > 0
+        assert row.ms_after is None or row.ms_after > 0
+    assert report.ms_before > max(row.ms_before for row in report.layers)
+    assert "× faster" in str(report)
+    largest = max(report.layers, key=lambda row: row.size_after).name
+    assert report.limit.startswith(f"{largest} has ")
+    assert "the units of dense2 are all read" in report.limit
+    report.save_picture(tmp_path / "layers.png")
+    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
+    assert zm.compression_report(model, compressed).ms_before is None
+    with pytest.raises(ValueError, match="none; pass a batch"):
+        zm.compression_report(model, compressed, measure=True)

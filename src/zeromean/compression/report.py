@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from zeromean.arguments import require_model
+from zeromean.arguments import require_flag, require_model
 from zeromean.compression.analysis import run_example
-from zeromean.compression.compress import compressed_with_plan
+from zeromean.compression.compress import compressed_with_plan, plain_copy
 from zeromean.compression.export import tensor_codes
 from zeromean.compression.export.blueprint import stored_tensors
 from zeromean.compression.export.sizes import size_in_file, size_in_memory
 from zeromean.compression.inventory import layers_of, loose_parameters, sizes_of
+from zeromean.compression.layer_times import layer_milliseconds
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.compression.plan import Plan, PlannedLayer, Reason, plan_of
+from zeromean.compression.speed import milliseconds, torch_calls
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.prediction.inputs import Inputs
 from zeromean.text_table import text_table
@@ -35,6 +39,9 @@ class CompressedLayer:
         size_before: Bytes in the model, with one number for every weight.
         size_after: Bytes in a file that `export.save_compressed` writes.
         note: What has become of it, or what keeps its units.
+        ms_before: Milliseconds in the model, None where nothing was measured.
+        ms_after: The same in the compressed network; None too for a layer of a chain that is
+            multiplied as a whole.
     """
 
     name: str
@@ -45,6 +52,8 @@ class CompressedLayer:
     size_before: int
     size_after: int
     note: str
+    ms_before: float | None = None
+    ms_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class CompressionReport:
         obstacle: Why no units could be removed, empty where nothing was in the way.
         replanned: Whether the network carries no plan for this model, as it does not from a file:
             the notes are then those of compressing the model again.
+        ms_before: Milliseconds of a prediction by the model, None where nothing was measured.
+        ms_after: The same for the compressed network.
     """
 
     layers: tuple[CompressedLayer, ...]
@@ -65,6 +76,25 @@ class CompressionReport:
     size: int
     obstacle: str = ""
     replanned: bool = False
+    ms_before: float | None = None
+    ms_after: float | None = None
+
+    @property
+    def limit(self) -> str:
+        """Which layers are what is left of the network, and what keeps them."""
+        largest = max(self.layers, key=lambda row: row.size_after)
+        said = [f"{largest.name} has {largest.size_after / max(self.size, 1):.0%} of the bytes"]
+        timed = [row for row in self.layers if row.ms_after is not None]
+        if timed:
+            total = sum(row.ms_after or 0.0 for row in timed)
+            slowest = max(timed, key=lambda row: row.ms_after or 0.0)
+            share = (slowest.ms_after or 0.0) / max(total, 1e-9)
+            said.append(f"{slowest.name} takes {share:.0%} of the layers' time")
+        kept = [row.name for row in self.layers if row.after and "all read by" in row.note]
+        said += [f"the units of {', '.join(kept)} are all read"] if kept else []
+        if any(row.storage == "sparse" for row in self.layers):
+            said.append("sparse layers are dense again in ONNX, and no faster there")
+        return "; ".join(said)
 
     @property
     def compression(self) -> float:
@@ -78,7 +108,9 @@ class CompressionReport:
         raise KeyError(name)
 
     def __str__(self) -> str:
-        rows = [("layer", "before", "after", "left", "stored", "bytes", "", "")]
+        measured = self.ms_before is not None
+        titles = ("ms", "") if measured else ()
+        rows = [("layer", "before", "after", "left", "stored", "bytes", "", *titles, "")]
         rows += [
             (
                 row.name,
@@ -88,21 +120,36 @@ class CompressionReport:
                 row.storage if row.after else "",
                 f"{row.size_before:,}",
                 f"→ {row.size_after:,}",
+                *((_ms(row.ms_before), f"→ {_ms(row.ms_after)}") if measured else ()),
                 row.note,
             )
             for row in self.layers
         ]
-        lines = text_table(rows, left=(0, 4, 6, 7))
+        lines = text_table(rows, left=(0, 4, 6, 8, 9) if measured else (0, 4, 6, 7))
         lines += [self.obstacle] if self.obstacle else []
         lines += [_REPLANNED] if self.replanned else []
         total = f"{self.original_size:,} bytes become {self.size:,}, {self.compression:.1f}× fewer"
-        return "\n".join([*lines, total])
+        lines.append(total)
+        if self.ms_before is not None and self.ms_after is not None:
+            times = f"{self.ms_before:.3g} ms become {self.ms_after:.3g}"
+            lines += [f"{times}, {self.ms_before / self.ms_after:.1f}× faster", self.limit]
+        return "\n".join(lines)
+
+    def save_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draw bytes of every layer, and milliseconds if measured, into a PNG (extra `cli`)."""
+        from zeromean.compression.report_picture import draw
+
+        draw(self, Path(path))
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
 def compression_report(
-    model: nn.Module, compressed: nn.Module, example_inputs: Inputs | None = None
+    model: nn.Module,
+    compressed: nn.Module,
+    example_inputs: Inputs | None = None,
+    *,
+    measure: bool = False,
 ) -> CompressionReport:
     """Compare every layer of a model with what `zm.compress` has made of it.
 
@@ -111,8 +158,13 @@ def compression_report(
         compressed: What `zm.compress` returned for it, or `export.load_compressed`.
         example_inputs: Those that `zm.compress` got, if it got any. A network that carries its plan
             (what `zm.compress` returned, and copies of it) is reported without them.
+        measure: Also measure the milliseconds of every layer for the example_inputs, in torch, on
+            one thread; the model's with plain layers in place of stochastic ones.
     """
     require_model(model)
+    require_flag("measure", measure)
+    if measure and example_inputs is None:
+        raise ValueError("Times are those of example_inputs, and there are none; pass a batch.")
     require_model(compressed, "compressed")
     plan = plan_of(compressed)
     replanned = plan is None or not _fits(plan, model)
@@ -123,7 +175,29 @@ def compression_report(
     loose = loose_parameters(model)
     rows += [_parameter_row(name, loose[name], reason) for name, reason in plan.parameters.items()]
     sizes = size_in_memory(model), size_in_file(compressed)
-    return CompressionReport(tuple(rows), *sizes, plan.obstacle, replanned)
+    report = CompressionReport(tuple(rows), *sizes, plan.obstacle, replanned)
+    if example_inputs is None or not measure:
+        return report
+    return _timed(report, plan, plain_copy(model), compressed, example_inputs)
+
+
+def _timed(
+    report: CompressionReport, plan: Plan, plain: nn.Module, compressed: nn.Module, inputs: Inputs
+) -> CompressionReport:
+    """The report with what each layer takes."""
+    places = {name: layer.place for name, layer in plan.layers.items()}
+    before = layer_milliseconds(plain, inputs, places)
+    after = layer_milliseconds(compressed, inputs, set(places.values()))
+    rows = list(report.layers)
+    for number, (name, place) in enumerate(places.items()):
+        rows[number] = replace(
+            rows[number],
+            ms_before=before.get(name),
+            ms_after=None if place is None else after.get(place),
+        )
+    calls = {"before": torch_calls(plain, inputs), "after": torch_calls(compressed, inputs)}
+    totals = milliseconds(calls)
+    return replace(report, layers=tuple(rows), ms_before=totals["before"], ms_after=totals["after"])
 
 
 def _fits(plan: Plan, model: nn.Module) -> bool:
@@ -189,6 +263,10 @@ def _storage(module: nn.Module) -> str:
     if isinstance(module, (SparseLinear, SparseConv2d)):
         return "sparse"
     return "random" if isinstance(module, StochasticModule) else "dense"
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds:.3g}"
 
 
 def _arrow(ends: tuple[int, ...] | None) -> str:
