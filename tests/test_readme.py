@@ -27,15 +27,26 @@ def test_first_example_runs_as_printed(capsys):
 def test_a_trained_network_keeps_its_predictions_and_learns_its_noise():
     torch.manual_seed(0)
     namespace = {}
-    exec(compile(BLOCKS[0] + BLOCKS[1], "README.md", "exec"), namespace)
+    exec(compile(BLOCKS[0] + BLOCKS[2], "README.md", "exec"), namespace)
     proba = zm.predict_proba(namespace["plain"], namespace["x"], 20, seed=0)
     assert (proba.argmax(-1) == namespace["y"]).float().mean() > 0.9
     sure, unsure, _ = namespace["uncertainty"].predictive_entropy
     assert sure < 0.1 < unsure
 
 
-def test_layers_of_the_third_example_can_be_built():
-    exec(compile(f"import zeromean as zm\n{BLOCKS[2]}", "README.md", "exec"), {})
+def test_one_call_makes_the_network_smaller(capsys):
+    torch.manual_seed(0)
+    namespace = {}
+    exec(compile(BLOCKS[0] + BLOCKS[1], "README.md", "exec"), namespace)
+    shrunk, small, dense = (namespace[name] for name in ("shrunk", "small", "dense"))
+    assert shrunk.reached
+    count = sum(p.numel() for p in small.parameters())
+    assert count < 0.7 * sum(p.numel() for p in dense.parameters())
+    assert shrunk.best.name in capsys.readouterr().out
+
+
+def test_layers_of_the_fourth_example_can_be_built():
+    exec(compile(f"import zeromean as zm\n{BLOCKS[3]}", "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("table", ["accuracy", "separation"])
