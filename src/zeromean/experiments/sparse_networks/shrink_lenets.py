@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.sparse_networks import shrunk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zeromean.training import Shrunk
 
 TITLE = "LeNet-300-100 and LeNet-5-Caffe, shrunk: files of kilobytes and milliseconds (MNIST)"
 SOURCE = "ours; the networks of Molchanov et al. (2017) and Neklyudov et al. (2017)"
@@ -100,9 +103,7 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         small = Target(file_size=FILES[name])
         both = shrunk.shrink(dense, config, sets, log, target=small, **options)
         found[name] = {"both": shrunk.results(both, sets.test)}
-        found[name]["both"]["speedup_batch_256"] = times_faster(
-            both.original.model, both.model, sets.test.images[:256]
-        )
+        found[name]["both"]["speedup_batch_256"] = times_faster(both, sets.test.images[:256])
         units = shrunk.structured(both, config.loss)
         found[name]["structured"] = shrunk.results(units, sets.test)
     return found
@@ -120,19 +121,12 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def times_faster(original: torch.nn.Module, small: torch.nn.Module, inputs: torch.Tensor) -> float:
+def times_faster(shrunk: Shrunk, inputs: Tensor) -> float:
     """How many times faster onnxruntime is, on one thread."""
-    import tempfile
-    from pathlib import Path
-
-    from zeromean import export
     from zeromean.compression.speed import milliseconds, onnx_calls
 
-    with tempfile.TemporaryDirectory() as folder:
-        calls = {}
-        for name, model in {"original": original, "small": small}.items():
-            path = Path(folder) / f"{name}.onnx"
-            export.save_onnx(model, path, inputs[:2])
-            calls[name] = onnx_calls(path, inputs)
-        times = milliseconds(calls)
+    assert shrunk.folder is not None
+    files = {"original": "original/network.onnx", "small": "chosen.onnx"}
+    calls = {name: onnx_calls(shrunk.folder / file, inputs) for name, file in files.items()}
+    times = milliseconds(calls)
     return times["original"] / times["small"]

@@ -56,10 +56,9 @@ QUICK: dict[str, Any] = {
 SMOKE: dict[str, Any] = {
     "dense_epochs": 1,
     "epochs": 1,
-    "steps": 2,
-    "pressure": 8.0,
+    "steps": 1,
     "data": "digits",
-    "train_size": 300,
+    "train_size": 200,
     "validation_size": 100,
     "test_size": 100,
 }
