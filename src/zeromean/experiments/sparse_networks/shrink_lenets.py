@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.sparse_networks import shrunk
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from zeromean.training import Shrunk
 
 TITLE = "LeNet-300-100 and LeNet-5-Caffe, shrunk: files of kilobytes and milliseconds (MNIST)"
 SOURCE = "ours; the networks of Molchanov et al. (2017) and Neklyudov et al. (2017)"
@@ -102,8 +97,13 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         options: dict[str, Any] = {"name": name, "sparse_weights": True}
         small = Target(file_size=FILES[name])
         both = shrunk.shrink(dense, config, sets, log, target=small, **options)
+        assert both.folder is not None
         found[name] = {"both": shrunk.results(both, sets.test)}
-        found[name]["both"]["speedup_batch_256"] = times_faster(both, sets.test.images[:256])
+        found[name]["both"]["speedup_batch_256"] = shrunk.times_faster(
+            both.folder / "original" / "network.onnx",
+            both.folder / "chosen.onnx",
+            sets.test.images[:256],
+        )
         units = shrunk.structured(both, config.loss)
         found[name]["structured"] = shrunk.results(units, sets.test)
     return found
@@ -119,14 +119,3 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             {"units and weights": [m[name]["both"] for m in metrics]},
         )
     ]
-
-
-def times_faster(shrunk: Shrunk, inputs: Tensor) -> float:
-    """How many times faster onnxruntime is, on one thread."""
-    from zeromean.compression.speed import milliseconds, onnx_calls
-
-    assert shrunk.folder is not None
-    files = {"original": "original/network.onnx", "small": "chosen.onnx"}
-    calls = {name: onnx_calls(shrunk.folder / file, inputs) for name, file in files.items()}
-    times = milliseconds(calls)
-    return times["original"] / times["small"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.figure import figure, trace
@@ -33,7 +35,7 @@ class Settings:
     """Passes of a step with noise, and again without."""
     steps: int = 5
     """Steps at most."""
-    pressure: float = 1.0
+    pressure: float = 3.0
     """Nats per image that the network costs in the first step."""
     data: str = "mnist"
     """Data set: mnist, fashion-mnist, or digits (enlarged to 28 × 28)."""
@@ -113,9 +115,7 @@ def shrink(
     from zeromean.training import TargetMissedWarning, TrainingConfig, shrink
 
     log.say(f"{name}: shrinking in {settings.steps} steps at most")
-    with warnings.catch_warnings():
-        # It stands in the metrics.
-        warnings.simplefilter("ignore", TargetMissedWarning)
+    with without(TargetMissedWarning):  # It stands in the metrics.
         return shrink(
             model,
             sets.train,
@@ -133,6 +133,23 @@ def shrink(
             folder=log.folder / f"shrink {name}",
             progress=log.progress,
         )
+
+
+@contextmanager
+def without(category: type[Warning]) -> Iterator[None]:
+    """Without warnings of this kind."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category)
+        yield
+
+
+def times_faster(original: Path, small: Path, inputs: Tensor) -> float:
+    """How many times faster onnxruntime runs a file than another one, on one thread."""
+    from zeromean.compression.speed import milliseconds, onnx_calls
+
+    paths = {"original": original, "small": small}
+    times = milliseconds({name: onnx_calls(path, inputs) for name, path in paths.items()})
+    return times["original"] / times["small"]
 
 
 def results(shrunk: Shrunk, test: ImageSet) -> dict[str, Any]:

@@ -45,11 +45,11 @@ class Measurements:
         folder = work.folder / "original"
         folder.mkdir(parents=True, exist_ok=True)
         self.onnx = None
-        if runtime == "onnxruntime" or (runtime is None and _can_hold(work.example)):
+        if runtime == "onnxruntime" or _can_hold(work.example):
             try:
                 self.onnx = self._export(original, folder)
             except ValueError:
-                if runtime is not None:
+                if runtime == "onnxruntime":
                     raise
         times = self._times(folder, lambda: milliseconds(self._calls(original, self.onnx)))
         self.original = ShrunkNetwork(
@@ -109,8 +109,10 @@ class Measurements:
         return found["accuracy"] if self.work.likelihood is None else -found["nll"]
 
     def _export(self, model: nn.Module, folder: Path) -> Path:
-        example: Any = self.work.example
-        save_onnx(model, folder / ONNX, example)
+        # Where it has been measured, it is that of this network: `fit` refuses another training.
+        if not ((folder / TIMES).exists() and (folder / ONNX).exists()):
+            example: Any = self.work.example
+            save_onnx(model, folder / ONNX, example)
         return folder / ONNX
 
     def _calls(self, model: nn.Module, onnx: Path | None) -> dict[str, Callable[[], Any]]:
@@ -138,8 +140,12 @@ class Measurements:
     def _times(self, folder: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Measured once: a run that goes on chooses as it would have chosen."""
         path = folder / TIMES
+        runtimes = ("torch",) if self.onnx is None else ("torch", "onnxruntime")
+        wanted = [f"{runtime} {size}" for runtime in runtimes for size in BATCH_SIZES]
         if path.exists():
-            return json.loads(path.read_text("utf-8"))
+            times = json.loads(path.read_text("utf-8"))
+            if times.keys() >= set(wanted):
+                return {key: times[key] for key in wanted}
         times = measure()
         with whole_file(path) as temporary:
             temporary.write_text(json.dumps(times), "utf-8")

@@ -58,7 +58,7 @@ def shrink(
     target: Target | None = None,
     config: TrainingConfig | None = None,
     steps: int = 5,
-    pressure: float = 1.0,
+    pressure: float = 3.0,
     sparse_weights: bool = False,
     folder: Path | str | None = None,
     likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -114,7 +114,7 @@ def shrink(
     if target.runtime == "onnxruntime":
         require_onnxruntime()
     example = _example(validation)
-    plain = to_deterministic(model).eval()
+    plain = to_deterministic(model).eval().cpu()  # Where it is measured; `fit` trains where it can.
     add_unit_noise_(copy.deepcopy(plain), example)  # Whether that can be done, before training.
     with tempfile.TemporaryDirectory() as temporary:
         work = Work(

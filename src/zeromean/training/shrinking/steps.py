@@ -63,7 +63,7 @@ class Work:
             self.train,
             config,
             folder=self.folder / name,
-            validation=self.validation,
+            validation=None if config.monitor is None else self.validation,
             # A copy: each network has likelihood parameters of its own.
             likelihood=copy.deepcopy(self.likelihood),
             augment=self.augment,
