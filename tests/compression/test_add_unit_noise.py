@@ -12,7 +12,7 @@ from torch import nn
 
 import zeromean as zm
 from zeromean import export
-from zeromean.layers.dropout.input_noise import InputNoise, input_noises
+from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
 
 # Of the layers that make units, which ones share them.
 TOGETHER = {
@@ -149,6 +149,34 @@ def test_hidden_units_of_transformer_layers_go(norm_first):
         assert report[f"{name}1"].after == (16, kept)
         assert report[f"{name}1"].note == f"{40 - kept} of 40 units gone"
         assert report[f"{name}2"].after == (kept, 16)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 6), (2, 5, 6)])
+def test_units_lie_where_the_layer_reads_them(shape):
+    """Each example has multipliers of its own, the same at all positions."""
+    linear = nn.Linear(6, 6, bias=False)
+    nn.init.eye_(linear.weight)
+    noise = zm.LogNormalDropout(2, location=-1.0, log_scale=-1.0)
+    index = torch.tensor([0, 1, 2, 1, 0, 2])  # 2 stands for no noise.
+    attach_(linear, InputNoise(noise, index, last=True))
+    drawn = linear(torch.ones(shape)).view(*shape[:-1], 6)
+    assert torch.equal(drawn[..., 0], drawn[..., 4])
+    assert torch.equal(drawn[..., 1], drawn[..., 3])
+    assert (drawn[..., [2, 5]] == 1).all()
+    assert (drawn[..., :2] != 1).all()
+    if len(shape) > 1:
+        assert drawn[0, ..., 0].unique().numel() == 1
+        assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_images_without_a_batch_have_noise_of_their_channels():
+    conv = nn.Conv2d(2, 2, 1, bias=False)
+    nn.init.dirac_(conv.weight)
+    noise = zm.LogNormalDropout(2, location=-1.0, log_scale=-1.0)
+    attach_(conv, InputNoise(noise, torch.tensor([0, 1]), last=False))
+    drawn = conv(torch.ones(2, 4, 3))
+    assert drawn.shape == (2, 4, 3)
+    assert all(channel.unique().numel() == 1 for channel in drawn)
 
 
 def test_shared_noise_counts_once_and_is_trained():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
 from zeromean.layers.dropout.log_normal import LogNormalDropout
@@ -38,8 +39,14 @@ def describe_input_noise(model: nn.Module) -> list[dict[str, Any]]:
     return list(described.values())
 
 
-def rebuild_input_noise_(model: nn.Module, groups: list[dict[str, Any]], path: Any) -> None:
-    """Put the noise that a header describes in front of the layers that it names."""
+def rebuild_input_noise_(
+    model: nn.Module, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], path: Any
+) -> None:
+    """Put the noise that a header describes in front of the layers that it names.
+
+    Args:
+        tensors: Those of the file, by which nothing is allocated that is not in it.
+    """
     modules: dict[str, Any] = dict(model.named_modules())
     present = input_noises(model)
     for group in groups:
@@ -51,7 +58,13 @@ def rebuild_input_noise_(model: nn.Module, groups: list[dict[str, Any]], path: A
             )
         if all(name in present for name in group["readers"]):
             continue
-        like = next(modules[next(iter(group["readers"]))].parameters())
+        first = next(iter(group["readers"]))
+        for name, reader in group["readers"].items():
+            if tensors[f"{name}.unit_noise.index"].numel() != reader["inputs"]:
+                raise ValueError(f"the noise in front of {name} is not of the size of its header")
+        if tensors[f"{first}.unit_noise.noise.keep"].numel() != group["settings"]["num_features"]:
+            raise ValueError(f"the noise in front of {first} is not of the size of its header")
+        like = next(modules[first].parameters())
         noise = LogNormalDropout(**group["settings"], device=like.device, dtype=like.dtype)
         for name, reader in group["readers"].items():
             index = torch.zeros(reader["inputs"], dtype=torch.long, device=like.device)

@@ -107,7 +107,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         aliases = {name: tensors[target] for name, target in header["aliases"].items()}
         with forked_generators(model):  # New layers draw initial values.
             model = _rebuild_layers_(model, header["layers"], path)
-            rebuild_input_noise_(model, header.get("input_noise", []), path)
+            rebuild_input_noise_(model, header.get("input_noise", []), tensors, path)
         _share_posteriors_(model, header.get("shared_posteriors", {}))
         _tie_(model, header["aliases"])
     except OtherModelError:

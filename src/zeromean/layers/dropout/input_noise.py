@@ -42,16 +42,15 @@ class InputNoise(nn.Module):
         """The arguments of a layer, with noise on the first: a forward pre-hook."""
         input, *others = args
         require_floating(type(layer).__name__, input)
-        scale = self.per_input(self.noise.scale_for(input)).to(input.dtype)
-        single = self.last and input.dim() == 1
-        positions = [1] * max(input.dim() - 2, 0)
-        if scale.dim() == 1:
-            shape = [-1] if self.last else [-1, *positions]
-        else:
-            shape = [len(scale), *positions, -1] if self.last else [len(scale), -1, *positions]
-        # One example without a batch has as many draws as features; the first does.
-        multiplier = scale[0] if single and scale.dim() > 1 else scale.view(shape)
-        return (input * multiplier, *others)
+        dims = 2 if self.last else 2 + len(layer.kernel_size)  # pyright: ignore
+        alone = input.dim() < dims  # One example, without a batch.
+        batch = input.unsqueeze(0) if alone else input
+        scale = self.per_input(self.noise.scale_for(batch)).to(input.dtype)
+        positions = [1] * (batch.dim() - 2)
+        examples = scale.shape[:-1]  # Nothing where all have the same multipliers.
+        shape = (*examples, *positions, -1) if self.last else (*examples, -1, *positions)
+        output = batch * scale.view(shape)
+        return (output.squeeze(0) if alone else output, *others)
 
     def per_input(self, per_unit: Tensor) -> Tensor:
         """From the multipliers of units, `(*, units)`, to those of inputs: 1 where is no noise."""
