@@ -82,8 +82,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "aliases": aliases,
         "layers": _describe_layers(model),
         "shared_posteriors": _shared_posteriors(model),
-        "input_noise": describe_input_noise(model),
     }
+    if input_noises(model):
+        header["input_noise"] = describe_input_noise(model)
     write_safetensors(path, tensors, {HEADER: json.dumps(header)})
 
 
