@@ -48,7 +48,7 @@ class Config(convolutional.Settings):
     """Width of the VGG-like network, in parts of the paper's."""
     step_epochs: int = 5
     """Passes of a step with noise, and again without."""
-    steps: int = 5
+    steps: int = 6
     """Steps at most."""
     pressure: float = 3.0
     """Nats per image that the network costs in the first step."""

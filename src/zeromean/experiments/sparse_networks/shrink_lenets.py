@@ -31,8 +31,6 @@ NOTES = (
 class Config(shrunk.Settings):
     """Two networks, each in at most six steps; about an hour of one core."""
 
-    steps: int = 6
-    """Steps at most."""
     loss: float = 0.3
     """Points of validation accuracy that the structured network may lose."""
 

@@ -33,7 +33,7 @@ class Settings:
     """Images in a mini-batch."""
     epochs: int = 5
     """Passes of a step with noise, and again without."""
-    steps: int = 5
+    steps: int = 6
     """Steps at most."""
     pressure: float = 3.0
     """Nats per image that the network costs in the first step."""

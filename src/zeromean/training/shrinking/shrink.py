@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _MARGIN = 0.5
 _HOPELESS = 10.0
 # By how much the price of what is left of the network rises from step to step.
-_DEARER = 3.0
+_DEARER = 2.0
 
 
 def shrink(
@@ -57,7 +57,7 @@ def shrink(
     *,
     target: Target | None = None,
     config: TrainingConfig | None = None,
-    steps: int = 5,
+    steps: int = 6,
     pressure: float = 3.0,
     sparse_weights: bool = False,
     folder: Path | str | None = None,
@@ -69,8 +69,8 @@ def shrink(
 
     Every step gives units noise (`zm.add_unit_noise_`), trains with a KL term that makes the
     network cost nats, drops the units that have drowned, trains what is left, and measures it: on
-    the validation data, and where it is to run. The next step goes on from there, at three times
-    the price, or where that was too much, from the network before, at a lower one. Of all these
+    the validation data, and where it is to run. The next step goes on from there, at twice the
+    price, or where that was too much, from the network before, at a lower one. Of all these
     networks the one that comes nearest to the target is taken. The model that is given stays as it
     is.
 

@@ -27,6 +27,7 @@ from zeromean.layers.blocks import sampling
 from zeromean.layers.dropout.input_noise import input_noises
 from zeromean.prediction.inputs import Inputs
 from zeromean.samplers.weights import mean
+from zeromean.training.collapse import CollapseWarning
 from zeromean.training.config import TrainingConfig
 from zeromean.training.data_sources import data_source, evaluation_batches
 from zeromean.training.likelihoods import Likelihood
@@ -93,11 +94,12 @@ def drown_units(work: Work, model: nn.Module, pressure: float, name: str) -> tup
         kl_warmup_epochs=max(1, work.config.epochs // 3),
         log_alpha_lr=work.config.log_alpha_lr or work.noise_lr(),
     )
-    work.train_(noisy, config, name)
     with warnings.catch_warnings():
-        # What is emptied here is a block of which only its shortcut is left, or a network that
-        # measures badly.
+        # Where the price is too high, that is measured, and taken back. What is emptied may also be
+        # a block of which only its shortcut is left.
+        warnings.simplefilter("ignore", CollapseWarning)
         warnings.simplefilter("ignore", EmptiedWarning)
+        work.train_(noisy, config, name)
         prune_(noisy)
     round_filters_(noisy)
     return trimmed_with_plan(noisy, work.example)
@@ -141,9 +143,10 @@ def with_sparse_weights(work: Work, model: nn.Module, name: str) -> nn.Module:
         log_alpha_lr=work.config.log_alpha_lr or work.noise_lr(),
         prune_after_epochs=max(1, epochs // 2) if epochs > 1 else None,
     )
-    work.train_(sparse, config, name)
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CollapseWarning)
         warnings.simplefilter("ignore", EmptiedWarning)
+        work.train_(sparse, config, name)
         prune_(sparse)
     with sampling(sparse, mean):
         recalibrate_(work, sparse)
