@@ -24,7 +24,7 @@ TITLE = "Shrunk networks on CIFAR-10: noise on units against structured magnitud
 SOURCE = "ours; Neklyudov et al. (2017), filters by their norms: Li et al. (2017)"
 NEEDS: tuple[str, ...] = ("cifar10",)
 COVERS: tuple[str, ...] = ()
-TIMINGS = ("*.speedup.*", "*.curve.speedup*", "*.magnitude.speedup*")
+TIMINGS = ("*.speedup.*",)
 NOTES = (
     "A residual network of {setting depth} layers at width {setting resnet_width} and the VGG-like "
     "one at width {setting width}, trained for {setting dense_epochs} passes and shrunk in at most "
@@ -40,6 +40,8 @@ NOTES = (
 class Config(convolutional.Settings):
     """Two networks, each shrunk and pruned by magnitude; about five hours of one core."""
 
+    networks: tuple[str, ...] = ("resnet", "vgg")
+    """Which ones."""
     depth: int = 20
     """Layers with weights of the residual network, 6n + 2."""
     resnet_width: float = 0.5
@@ -61,6 +63,7 @@ class Config(convolutional.Settings):
 QUICK = Config(**convolutional.QUICK, depth=8, step_epochs=3, steps=3)
 SMOKE = Config(
     **convolutional.SMOKE,
+    networks=("resnet",),
     depth=8,
     resnet_width=0.25,
     step_epochs=1,
@@ -84,13 +87,13 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     found: dict[str, Any] = {"bits": cifar.bits(config)}
     identity = {"resnet": [config.depth, config.resnet_width]}
     build = partial(_resnet, config.depth, config.resnet_width)
-    networks = {
-        "resnet": convolutional.train_dense("resnet", identity, build, config, log),
-        "vgg": cifar.train(
-            "vgg, dense", cifar.DETERMINISTIC, config, log, epochs=config.dense_epochs
-        ),
-    }
-    for name, dense in networks.items():
+    for name in config.networks:
+        if name == "resnet":
+            dense = convolutional.train_dense("resnet", identity, build, config, log)
+        else:
+            dense = cifar.train(
+                "vgg, dense", cifar.DETERMINISTIC, config, log, epochs=config.dense_epochs
+            )
         found[name] = _shrunk_and_pruned(name, dense, config, log)
     return found
 
@@ -98,11 +101,12 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
 def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     drawn = []
     for name, words in (("resnet", "ResNet"), ("vgg", "VGG-like")):
-        found = [record["metrics"][name] for record in records]
-        for axis, label in (
+        found = [r["metrics"][name] for r in records if name in r["metrics"]]
+        axes = (
             ("speedup_onnxruntime_64", "times faster in onnxruntime, batches of 64"),
             ("weights", "weights"),
-        ):
+        )
+        for axis, label in axes if found else ():
             traces = [
                 trace(
                     kind,

@@ -15,7 +15,7 @@ TITLE = "LeNet-300-100 and LeNet-5-Caffe, shrunk: files of kilobytes and millise
 SOURCE = "ours; the networks of Molchanov et al. (2017) and Neklyudov et al. (2017)"
 NEEDS: tuple[str, ...] = ("mnist",)
 COVERS: tuple[str, ...] = ()
-TIMINGS = ("*.speedup.*", "*.curve.speedup*", "*.speedup_batch_256")
+TIMINGS = ("*.speedup.*", "*.speedup_batch_256")
 # For each network the bytes of a file that is asked for.
 FILES = {"lenet_300_100": 15_000, "lenet5_caffe": 10_000}
 NOTES = (

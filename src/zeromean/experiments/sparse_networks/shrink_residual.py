@@ -18,7 +18,7 @@ TITLE = "A residual network with BatchNorm, shrunk by one call (MNIST)"
 SOURCE = "ours; log-normal noise on units: Neklyudov et al. (2017)"
 NEEDS: tuple[str, ...] = ("mnist",)
 COVERS: tuple[str, ...] = ()
-TIMINGS = ("speedup.*", "curve.speedup*")
+TIMINGS = ("speedup.*",)
 NOTES = (
     "The network has a convolution, three residual blocks and a linear layer, with {setting "
     "channels} channels and, behind a stride of two, twice as many. It is trained for {setting "
