@@ -153,6 +153,7 @@ def network(score, size, ms):
         (Target(speedup=8.0, loss=0.6), 3, False),  # The nearest without more loss.
         (Target(speedup=1000.0), 4, False),
         (Target(file_size=30, speedup=3.0), 3, True),
+        (Target(file_size=2), 4, False),  # Not the one at chance, which is small enough.
     ],
 )
 def test_targets_choose(target, chosen, met):
@@ -162,6 +163,7 @@ def test_targets_choose(target, chosen, met):
         network(99.0, 50, 4.0),
         network(98.5, 20, 2.0),
         network(90.0, 5, 1.0),
+        network(50.0, 1, 0.5),
     ]
     allowed = target.allowed_loss(0.1)
     assert target.choose(curve[0], curve, "torch 64", allowed) == chosen

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from zeromean.data.batches import Augmentation, EpochAugmentation
 
 # By how many points more than allowed a network may be worse, and training may go on from it: some
-# of that comes back. Beyond the second, where any loss is allowed, nothing does.
+# of that comes back.
 _MARGIN = 0.5
-_HOPELESS = 10.0
 # By how much the price of what is left of the network rises from step to step.
 _DEARER = 2.0
 
@@ -185,7 +184,7 @@ def _networks(
             folders.append(place)
             lost.append(before.score - networks[-1].score)
             _say(work, networks[-1], before, key)
-        too_much = min(lost) > (_HOPELESS if math.isinf(allowed) else allowed + _MARGIN)
+        too_much = min(lost) > allowed + _MARGIN
         search = search.after(too_much=too_much)
         current = current if too_much else (smaller, plan)
         if search.is_over or (target.is_of_size and _is_met(networks, target, key, allowed)):
