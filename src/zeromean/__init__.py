@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from zeromean.compression.report import compression_report
     from zeromean.compression.sparsity import sparsity
     from zeromean.conversion.batchnorm import recalibrate_batchnorm_
+    from zeromean.conversion.become_prior import become_prior_
     from zeromean.conversion.certificate import zero_mean_
     from zeromean.conversion.lora import add_lora_
     from zeromean.conversion.make_stochastic import make_stochastic_
     from zeromean.conversion.to_deterministic import to_deterministic
+    from zeromean.distributions.from_posterior import FromPosterior
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
     from zeromean.distributions.posteriors.additive import Additive
     from zeromean.distributions.posteriors.factorized import FactorizedPosterior
@@ -78,6 +80,7 @@ __all__ = [
     "ConvTranspose2d",
     "Embedding",
     "FactorizedPosterior",
+    "FromPosterior",
     "FullCovariance",
     "GaussianDropout",
     "GaussianLikelihood",
@@ -98,6 +101,7 @@ __all__ = [
     "add_lora_",
     "add_unit_noise_",
     "auto",
+    "become_prior_",
     "clip_log_alpha_",
     "compress",
     "compression_report",
@@ -152,10 +156,12 @@ _HOMES = {
     "compression.report": ("compression_report",),
     "compression.sparsity": ("sparsity",),
     "conversion.batchnorm": ("recalibrate_batchnorm_",),
+    "conversion.become_prior": ("become_prior_",),
     "conversion.certificate": ("zero_mean_",),
     "conversion.lora": ("add_lora_",),
     "conversion.make_stochastic": ("make_stochastic_",),
     "conversion.to_deterministic": ("to_deterministic",),
+    "distributions.from_posterior": ("FromPosterior",),
     "distributions.noise": (
         "factorized",
         "normal",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import require_integer, require_model, require_numbers
+from zeromean.distributions.from_posterior import is_remembered
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.dropout.unit_noise import SNR_THRESHOLD
@@ -75,6 +76,8 @@ def _turn_(layer: LoraLinear) -> None:
     down, up = layer.down.weight, layer.up.weight
     if type(down) is not Additive or type(up) is not Additive:
         return
+    if is_remembered(down) or is_remembered(up):
+        return  # Their prior is about the components as they are.
     (a, a_variance), (b, b_variance) = (
         [moment.double() for moment in posterior.moments()] for posterior in (down, up)
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import require_integer, require_model, require_predicate, require_seed
+from zeromean.distributions.from_posterior import hand_over_
 from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.posterior import Posterior
@@ -334,5 +335,6 @@ def _without_mean(posterior: FactorizedPosterior) -> ZeroMean:
     with torch.no_grad():
         zero_mean.scale.copy_(scale)
     zero_mean.mask = posterior.mask
+    hand_over_(posterior, zero_mean)
     learns = any(parameter.requires_grad for parameter in posterior.parameters())
     return zero_mean.requires_grad_(learns)

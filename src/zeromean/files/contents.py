@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zeromean.distributions.from_posterior import FromPosterior, remember_
 from zeromean.distributions.posteriors.posterior import Posterior, WeightLayout
 from zeromean.distributions.priors import Prior
 from zeromean.files import model as saved
@@ -128,5 +129,7 @@ def _posterior(settings: dict[str, Any], own: dict[str, Tensor]) -> Posterior | 
         groups = len(alphas) // like.shape[1] if alphas.dim() == 1 else 1
         layout = WeightLayout(neuron_dim=1, groups=groups)
     posterior = factory(like.shape, layout=layout, device="meta", dtype=like.dtype)
+    if isinstance(saved.prior_of(settings["prior"]), FromPosterior):
+        remember_(posterior)  # So that there is room for what it was.
     posterior.load_state_dict(own, assign=True)
     return posterior.requires_grad_(False)

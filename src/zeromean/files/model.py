@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import require_model
+from zeromean.conversion.become_prior import remember_layer_
 from zeromean.conversion.twins import (
     has_several_weights,
     multi_weight_twin,
@@ -26,6 +27,7 @@ from zeromean.conversion.twins import (
     plain_multi_weight,
     stochastic_twin,
 )
+from zeromean.distributions.from_posterior import FromPosterior, is_remembered
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
 from zeromean.distributions.priors import Prior
 from zeromean.files.input_noise import (
@@ -60,7 +62,8 @@ from zeromean.registry import (
 
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 # 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
-# 5: attention is described. 6: so is noise on what layers read.
+# 5: attention is described. 6: so is noise on what layers read; posteriors can have priors of their
+# own (`zm.become_prior_`).
 FORMAT_VERSION = 6
 HEADER = "zeromean"  # Under which a file has it, and by which it is known.
 # What a header says of a layer besides the arguments of its posterior.
@@ -284,7 +287,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
             rebuilt[name] = replacements[found] = multi_weight_twin(
                 module,
                 posterior_factory(settings),
-                prior_of(settings["prior"]),
+                _prior_to_build(settings),
                 SAMPLERS[settings.get("sampler", "weight")],  # Not in files of LSTMs before 5.
                 of_several,
             )
@@ -294,12 +297,20 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
             name,
             module,
             posterior_factory(settings),
-            prior_of(settings["prior"]),
+            _prior_to_build(settings),
             SAMPLERS[settings["sampler"]],
             kind=LAYERS[settings["layer"]],
             tied=None if tied_to is None else rebuilt[tied_to].weight,
         )
+    for name, settings in layers.items():
+        if isinstance(prior_of(settings["prior"]), FromPosterior):
+            remember_layer_(rebuilt[name])  # What it was, the tensors of the file say.
     return replace_modules_(model, replacements)
+
+
+def _prior_to_build(settings: dict[str, Any]) -> Prior | None:
+    prior = prior_of(settings["prior"])
+    return None if isinstance(prior, FromPosterior) else prior
 
 
 def posterior_factory(settings: dict[str, Any]) -> PosteriorFactory:
@@ -318,7 +329,8 @@ def prior_of(settings: dict[str, Any] | None) -> Prior | None:
 
 def _oldest_reader(model: nn.Module) -> int:
     """The oldest version that can read the file of a model."""
-    if input_noises(model):
+    remembered = any(isinstance(m, Posterior) and is_remembered(m) for m in model.modules())
+    if remembered or input_noises(model):
         return 6
     if any(isinstance(m, MultiheadAttention) for m in model.modules()):
         return 5

@@ -8,6 +8,7 @@ from zeromean.functional.kl import (
     log_uniform_kl_sample,
     log_uniform_kl_sum,
     normal_kl,
+    normal_to_normal_kl,
 )
 from zeromean.functional.numerics import (
     can_branch,
@@ -38,6 +39,7 @@ __all__ = [
     "log_uniform_kl_sample",
     "log_uniform_kl_sum",
     "normal_kl",
+    "normal_to_normal_kl",
     "safe_sqrt",
     "smallest_normal",
     "student_t_kl",

@@ -85,6 +85,19 @@ def _best_scale(mean: Tensor, variance: Tensor) -> Tensor:
     return average.clamp_min(torch.finfo(average.dtype).tiny).sqrt()
 
 
+def normal_to_normal_kl(
+    mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
+) -> Tensor:
+    """KL to a normal prior with a mean of its own.
+
+    Where both are the same its gradient is exactly zero, so that an optimizer that divides by the
+    size of gradients, as Adam does, leaves alone what data say nothing about.
+    """
+    log_ratio = log_variance - prior_log_variance
+    distance = (mean - prior_mean) * (-0.5 * prior_log_variance).exp()
+    return 0.5 * (log_ratio.expm1() - log_ratio + distance.square())
+
+
 def _can_fuse(mean: Tensor, log_variance: Tensor) -> bool:
     """Whether the arguments are ordinary CPU tensors that nothing traces or transforms."""
     return (

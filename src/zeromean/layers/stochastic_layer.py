@@ -17,6 +17,7 @@ from zeromean.arguments import (
     require_model,
     shown,
 )
+from zeromean.distributions.from_posterior import FromPosterior
 from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
@@ -149,6 +150,11 @@ def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
         raise TypeError(
             f"prior must have a method kl(posterior), got {shown(prior)}; use {_prior_hint(prior)}."
         )
+    if isinstance(prior, FromPosterior):
+        raise ValueError(
+            "A layer is built before it has a posterior to go back to; build it with another prior "
+            "and call zm.become_prior_(model)."
+        )
     if posterior.noise is not normal:
         raise ValueError(
             f"The KL of {prior} needs normal noise, got {_name(posterior.noise)}; use prior=None."
@@ -207,7 +213,7 @@ def stochastic_layers(model: nn.Module) -> dict[str, StochasticLayer]:
 def _prior_hint(prior: Any) -> str:
     if isinstance(prior, type) and isinstance(prior, Prior):
         return f"an instance: {prior.__name__}()"
-    names = PRIORS.shipped
+    names = [name for name in PRIORS.shipped if PRIORS[name] is not FromPosterior]
     found = nearest(prior, names)
     return f"{found}()" if " or " not in found else "zm." + "(), zm.".join(names) + "() or None"
 
