@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zeromean.training.collapse import CollapseWarning, CollapseWatch
     from zeromean.training.config import TrainingConfig
+    from zeromean.training.continual import coreset
     from zeromean.training.elbo_module import ElboModule
     from zeromean.training.expectation import expected_nll
     from zeromean.training.hugging_face import ElboTrainerMixin
@@ -32,6 +33,7 @@ __all__ = [
     "Target",
     "TargetMissedWarning",
     "TrainingConfig",
+    "coreset",
     "expected_nll",
     "fit",
     "shrink",
@@ -49,6 +51,7 @@ _MODULE_OF = {
     "Target": "shrinking.target",
     "TargetMissedWarning": "shrinking.target",
     "TrainingConfig": "config",
+    "coreset": "continual",
     "expected_nll": "expectation",
     "fit": "trainer",
     "shrink": "shrinking.shrink",
