@@ -179,7 +179,6 @@ ITEMS = (
         "chirkova",
         "on-line learning",
         "yesterday's posterior is today's prior",
-        "a picture without numbers; no experiment yet",
     ),
     Item(
         "chirkova",
@@ -201,7 +200,6 @@ ITEMS = (
         "molchanov",
         "on-line learning",
         "yesterday's posterior is today's prior",
-        "formulas without numbers; no experiment yet",
     ),
     Item(
         "molchanov",
