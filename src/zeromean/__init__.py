@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zeromean.compression.quantize import quantize_
     from zeromean.compression.report import compression_report
     from zeromean.compression.sparsity import sparsity
+    from zeromean.compression.summary import summary
     from zeromean.conversion.batchnorm import recalibrate_batchnorm_
     from zeromean.conversion.become_prior import become_prior_
     from zeromean.conversion.certificate import zero_mean_
@@ -138,6 +139,7 @@ __all__ = [
     "seed_ranks",
     "sparsity",
     "stochastic_layers",
+    "summary",
     "to_deterministic",
     "to_int8",
     "uniform",
@@ -155,6 +157,7 @@ _HOMES = {
     "compression.quantize": ("quantize_",),
     "compression.report": ("compression_report",),
     "compression.sparsity": ("sparsity",),
+    "compression.summary": ("summary",),
     "conversion.batchnorm": ("recalibrate_batchnorm_",),
     "conversion.become_prior": ("become_prior_",),
     "conversion.certificate": ("zero_mean_",),

@@ -12,8 +12,8 @@ from torch import nn
 
 import zeromean as zm
 from zeromean import cli, export
-from zeromean.commands import histograms
-from zeromean.commands.random_weights import kl_of, measure, weights_in
+from zeromean.compression import histograms
+from zeromean.compression.random_weights import kl_of, measure, weights_in
 from zeromean.files.contents import read_contents
 
 

@@ -168,13 +168,13 @@ def _select(
             continue
         seen.add(part)
         if isinstance(part, UnitNoise):
-            reason = _reason_against_units(part, by)
+            reason = reason_against_units(part, by)
             mixed = sparsity is not None and scope == "global" and unit == "weight"
             if reason is None and mixed:
                 left[name] = "units and weights have no common order; prune them by threshold"
                 continue
         else:
-            reason = _reason_against(part, by)
+            reason = reason_against(part, by)
         if reason is None:
             if isinstance(part, UnitNoise):
                 candidates.append(PrunableUnits(name, part))
@@ -195,7 +195,8 @@ def _select(
     return candidates, left
 
 
-def _reason_against(posterior: Posterior, by: str) -> str | None:
+def reason_against(posterior: Posterior, by: str) -> str | None:
+    """Why a weight is not pruned by a criterion; None where it is."""
     if not isinstance(posterior, FactorizedPosterior):
         return "its weights depend on each other, so that none can be judged by itself"
     own_alpha = posterior.has_mean and not (
@@ -212,7 +213,8 @@ def _reason_against(posterior: Posterior, by: str) -> str | None:
     )
 
 
-def _reason_against_units(noise: UnitNoise, by: str) -> str | None:
+def reason_against_units(noise: UnitNoise, by: str) -> str | None:
+    """The same for noise on units."""
     if by == "variance":
         return "units go by their signal-to-noise ratio; use by='snr'"
     return None if noise.prunable else f"{type(noise).__name__} is not noise to prune by"
