@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from zeromean.layers.attention import MultiheadAttention
     from zeromean.layers.blocks import draw_noise, held_noise, sampling
     from zeromean.layers.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+    from zeromean.layers.dropout.binary import BinaryDropout
     from zeromean.layers.dropout.gaussian import GaussianDropout
     from zeromean.layers.dropout.log_normal import LogNormalDropout
     from zeromean.layers.dropout.unit_noise import UnitNoise
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     )
     from zeromean.training.parameter_groups import parameter_groups, require_optimized
     from zeromean.training.ranks import seed_ranks
+    from zeromean.training.reinforce import reinforce_term
 
 __version__ = "0.2.0"
 
@@ -75,6 +77,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "Additive",
+    "BinaryDropout",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -132,6 +135,7 @@ __all__ = [
     "rademacher",
     "recalibrate_batchnorm_",
     "register",
+    "reinforce_term",
     "require_optimized",
     "sample_outputs",
     "sampling",
@@ -200,6 +204,7 @@ _HOMES = {
         "Conv3d",
         "ConvTranspose2d",
     ),
+    "layers.dropout.binary": ("BinaryDropout",),
     "layers.dropout.gaussian": ("GaussianDropout",),
     "layers.dropout.log_normal": ("LogNormalDropout",),
     "layers.dropout.unit_noise": ("UnitNoise",),
@@ -249,6 +254,7 @@ _HOMES = {
         "require_optimized",
     ),
     "training.ranks": ("seed_ranks",),
+    "training.reinforce": ("reinforce_term",),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 # Packages that are used as `zm.training.fit`, without an import of their own.

@@ -3,6 +3,7 @@
 from zeromean.functional.kl import (
     HALF_LOG_MOMENT,
     ard_kl,
+    binary_dropout_kl,
     log_uniform_kl,
     log_uniform_kl_approx,
     log_uniform_kl_sample,
@@ -29,6 +30,7 @@ __all__ = [
     "HALF_LOG_MOMENT",
     "SoftmaxMoments",
     "ard_kl",
+    "binary_dropout_kl",
     "can_branch",
     "dawson",
     "expected_sigmoid",

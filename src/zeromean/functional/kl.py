@@ -85,6 +85,26 @@ def _best_scale(mean: Tensor, variance: Tensor) -> Tensor:
     return average.clamp_min(torch.finfo(average.dtype).tiny).sqrt()
 
 
+def binary_dropout_kl(squares: Tensor, p: float | Tensor, scale: float) -> Tensor:
+    """KL of weights that are dropped together to a normal prior, up to a constant.
+
+    Weights w = mean · z, z being 0 at rate p and 1 / (1 − p) otherwise, with a little normal noise:
+    squares / (2 (1 − p) scale²) − H(p), an L2 penalty less the entropy of what is dropped. It holds
+    where the two are apart, mean / (1 − p) ≫ that noise, and is too small by at most H(p) nats
+    elsewhere. Where p is learned the entropy is needed: the penalty alone is least at p = 0.
+
+    Args:
+        squares: Σ mean² over the weights that are dropped together.
+        p: Drop rate, in [0, 1).
+        scale: Standard deviation of the prior.
+    """
+    if not isinstance(p, Tensor) and not 0 <= p < 1:
+        raise ValueError(f"p must lie in [0, 1), as the rate at which weights drop, got {p}.")
+    p = torch.as_tensor(p, dtype=squares.dtype, device=squares.device)
+    entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
+    return squares / (2 * (1 - p) * scale**2) - entropy
+
+
 def normal_to_normal_kl(
     mean: Tensor, log_variance: Tensor, prior_mean: Tensor, prior_log_variance: Tensor
 ) -> Tensor:

@@ -53,7 +53,7 @@ class Settings:
     """The same of its log-variances."""
     log_variance: float = -6.0
     """Log-variance of its weights at the start of the first task."""
-    prior_scale: float = 0.2
+    prior_scale: float = 0.1
     """Standard deviation of its prior in the first task."""
     coreset_size: int
     """Images that are kept of a task."""

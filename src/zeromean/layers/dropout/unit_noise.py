@@ -1,8 +1,8 @@
 """Noise on units: random multipliers of neurons and filters, between layers.
 
-Binary dropout is torch's own `nn.Dropout`, which Monte-Carlo prediction keeps on. Here are
-multipliers with a distribution to learn: `GaussianDropout` and, to remove whole units,
-`LogNormalDropout`.
+Binary dropout at a fixed rate is torch's own `nn.Dropout`, which Monte-Carlo prediction keeps on.
+Here are multipliers with a distribution to learn: `BinaryDropout`, `GaussianDropout` and, to remove
+whole units, `LogNormalDropout`.
 
 Units lie along dimension 1, as for BatchNorm: `(N, C)` or `(N, C, *)`. A multiplier is drawn for
 every example and unit and holds for all positions of a channel. With `zm.weight` one draw serves
