@@ -34,6 +34,7 @@ POSTERIORS = {
     "Multiplicative-rademacher": partial(zm.Multiplicative, noise=zm.rademacher, log_alpha=-1.0),
     "Additive": partial(zm.Additive, log_variance=-3.0),
     "Additive-uniform": partial(zm.Additive, noise=zm.uniform, log_variance=-3.0),
+    "DropConnect-uniform": partial(zm.DropConnect, p=0.5),
 }
 
 PRIORS = {
@@ -64,6 +65,8 @@ def is_normal(posterior: str) -> bool:
 
 def is_allowed(posterior: str, prior: str, sampler: str) -> bool:
     """What the theory covers: closed-form KLs and local reparameterization need normal noise."""
+    if posterior.startswith("DropConnect") and sampler == "flipout":
+        return False  # Its noise is not symmetric.
     return is_normal(posterior) or (prior == "None" and sampler != "local")
 
 

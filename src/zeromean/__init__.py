@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zeromean.distributions.from_posterior import FromPosterior
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
     from zeromean.distributions.posteriors.additive import Additive
+    from zeromean.distributions.posteriors.drop_connect import DropConnect
     from zeromean.distributions.posteriors.factorized import FactorizedPosterior
     from zeromean.distributions.posteriors.full_covariance import FullCovariance
     from zeromean.distributions.posteriors.multiplicative import Multiplicative
@@ -82,6 +83,7 @@ __all__ = [
     "Conv2d",
     "Conv3d",
     "ConvTranspose2d",
+    "DropConnect",
     "Embedding",
     "FactorizedPosterior",
     "FromPosterior",
@@ -176,6 +178,7 @@ _HOMES = {
         "uniform",
     ),
     "distributions.posteriors.additive": ("Additive",),
+    "distributions.posteriors.drop_connect": ("DropConnect",),
     "distributions.posteriors.factorized": ("FactorizedPosterior",),
     "distributions.posteriors.full_covariance": ("FullCovariance",),
     "distributions.posteriors.multiplicative": ("Multiplicative",),

@@ -25,6 +25,7 @@ from zeromean.arguments import (
 from zeromean.compression.candidates import PrunableUnits, PrunableWeights
 from zeromean.compression.sparsity import weight_name
 from zeromean.conversion.make_stochastic import Predicate
+from zeromean.distributions.posteriors.drop_connect import DropConnect
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior
@@ -199,9 +200,8 @@ def reason_against(posterior: Posterior, by: str) -> str | None:
     """Why a weight is not pruned by a criterion; None where it is."""
     if not isinstance(posterior, FactorizedPosterior):
         return "its weights depend on each other, so that none can be judged by itself"
-    own_alpha = posterior.has_mean and not (
-        isinstance(posterior, Multiplicative) and posterior.share != "weight"
-    )
+    shared = isinstance(posterior, Multiplicative) and posterior.share != "weight"
+    own_alpha = posterior.has_mean and not (shared or isinstance(posterior, DropConnect))
     if by == "variance":
         return "its means carry the signal; use by='snr'" if own_alpha else None
     if own_alpha:

@@ -129,6 +129,11 @@ def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
             f"zm.local needs normal noise, got {_name(posterior.noise)}; use sampler=zm.weight, or "
             "zm.moment_matched for its normal approximation."
         )
+    if not posterior.symmetric and drawn_by(sampler) is Draws.FLIPPED_WEIGHTS:
+        raise ValueError(
+            f"{_name(sampler)} flips signs, which needs symmetric noise, and that of "
+            f"{type(posterior).__name__} is not; use sampler=zm.weight."
+        )
     if not independent and drawn_by(sampler) not in (Draws.WEIGHTS, Draws.NOTHING, Draws.UNKNOWN):
         raise ValueError(
             f"{_name(sampler)} draws as if weights were independent, which those of "

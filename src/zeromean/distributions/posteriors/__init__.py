@@ -1,6 +1,7 @@
 """Distributions of a weight, one a file: how it is drawn, its moments, what the KL term needs."""
 
 from zeromean.distributions.posteriors.additive import Additive
+from zeromean.distributions.posteriors.drop_connect import DropConnect
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.full_covariance import FullCovariance
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
@@ -13,6 +14,7 @@ from zeromean.distributions.posteriors.zero_mean import ZeroMean
 
 __all__ = [
     "Additive",
+    "DropConnect",
     "FactorizedPosterior",
     "FullCovariance",
     "Multiplicative",

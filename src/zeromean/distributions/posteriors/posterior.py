@@ -57,12 +57,14 @@ class Posterior(nn.Module):
         layout: How the layer reads the tensor.
 
     Attributes:
+        symmetric: Whether noise is as likely above zero as below, which flipping signs needs.
         mask: True where a weight is kept, False where it has been pruned; None until `zm.prune_`
             prunes something. The parameters of pruned weights stay as they are and are not read,
             so that setting it back to None takes the pruning back.
     """
 
     has_mean = True
+    symmetric = True
     mask: Tensor | None
 
     def __init__(self, shape: Sequence[int] | None, noise: NoiseFamily, layout: WeightLayout):
