@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zeromean.conversion.certificate import zero_mean_
     from zeromean.conversion.lora import add_lora_
     from zeromean.conversion.make_stochastic import make_stochastic_
+    from zeromean.conversion.monte_carlo_batchnorm import monte_carlo_batchnorm
     from zeromean.conversion.to_deterministic import to_deterministic
     from zeromean.distributions.from_posterior import FromPosterior
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
@@ -125,6 +126,7 @@ __all__ = [
     "make_stochastic_",
     "mean",
     "moment_matched",
+    "monte_carlo_batchnorm",
     "normal",
     "parameter_groups",
     "predict_moments",
@@ -169,6 +171,7 @@ _HOMES = {
     "conversion.certificate": ("zero_mean_",),
     "conversion.lora": ("add_lora_",),
     "conversion.make_stochastic": ("make_stochastic_",),
+    "conversion.monte_carlo_batchnorm": ("monte_carlo_batchnorm",),
     "conversion.to_deterministic": ("to_deterministic",),
     "distributions.from_posterior": ("FromPosterior",),
     "distributions.noise": (
