@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zeromean.conversion.lora import add_lora_
     from zeromean.conversion.make_stochastic import make_stochastic_
     from zeromean.conversion.monte_carlo_batchnorm import monte_carlo_batchnorm
+    from zeromean.conversion.replace_dropout import replace_dropout_
     from zeromean.conversion.to_deterministic import to_deterministic
     from zeromean.distributions.from_posterior import FromPosterior
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
@@ -140,6 +141,7 @@ __all__ = [
     "recalibrate_batchnorm_",
     "register",
     "reinforce_term",
+    "replace_dropout_",
     "require_optimized",
     "sample_outputs",
     "sampling",
@@ -172,6 +174,7 @@ _HOMES = {
     "conversion.lora": ("add_lora_",),
     "conversion.make_stochastic": ("make_stochastic_",),
     "conversion.monte_carlo_batchnorm": ("monte_carlo_batchnorm",),
+    "conversion.replace_dropout": ("replace_dropout_",),
     "conversion.to_deterministic": ("to_deterministic",),
     "distributions.from_posterior": ("FromPosterior",),
     "distributions.noise": (
