@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zeromean.conversion.make_stochastic import make_stochastic_
     from zeromean.conversion.monte_carlo_batchnorm import monte_carlo_batchnorm
     from zeromean.conversion.replace_dropout import replace_dropout_
+    from zeromean.conversion.share_log_alpha import share_log_alpha_
     from zeromean.conversion.to_deterministic import to_deterministic
     from zeromean.distributions.from_posterior import FromPosterior
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
@@ -147,6 +148,7 @@ __all__ = [
     "sampling",
     "save",
     "seed_ranks",
+    "share_log_alpha_",
     "sparsity",
     "stochastic_layers",
     "summary",
@@ -175,6 +177,7 @@ _HOMES = {
     "conversion.make_stochastic": ("make_stochastic_",),
     "conversion.monte_carlo_batchnorm": ("monte_carlo_batchnorm",),
     "conversion.replace_dropout": ("replace_dropout_",),
+    "conversion.share_log_alpha": ("share_log_alpha_",),
     "conversion.to_deterministic": ("to_deterministic",),
     "distributions.from_posterior": ("FromPosterior",),
     "distributions.noise": (
