@@ -126,7 +126,9 @@ class Summary:
 
     def _weights(self) -> list[str]:
         headings = ("name", "layer", "posterior", "prior", "sampler", "shape")
-        rows = [(*headings, "parameters", "sparsity", "KL")] if self.weights else []
+        rows: list[tuple[str, ...]] = []
+        if self.weights:
+            rows.append((*headings, "parameters", "sparsity", "KL"))
         for weight in self.weights:
             numbers = weight.numbers
             rows.append(

@@ -45,7 +45,7 @@ def replace_dropout_(
             "noise must be a function of the number of units and the drop rate, got "
             f"{shown(noise)}; use lambda units, p: zm.BinaryDropout(units, p)."
         )
-    found = {
+    found: dict[str, Any] = {
         name: module
         for name, module in model.named_modules()
         if type(module) in _DIMENSIONS and (where is None or where(name, module))

@@ -36,7 +36,7 @@ class Config(Settings):
     """Units of the hidden layers; no biases, which would have no prior."""
     coreset_size: int = 200
     """Images that are kept of a task."""
-    ewc: float = 1.0
+    ewc: float = 30.0
     """Factor of the penalty of EWC."""
     laplace: float = 1.0
     """Factor of the penalty of online Laplace."""

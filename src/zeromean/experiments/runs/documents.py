@@ -184,7 +184,8 @@ ITEMS = (
         "chirkova",
         "reparametrization trick: examples",
         "Gamma, exponential and full-covariance posteriors",
-        "the library has factorized normal posteriors and symmetric noises",
+        "normal posteriors are there, factorized and with a full covariance (`zm.FullCovariance`); "
+        "Gamma and exponential ones are not",
     ),
     Item("chirkova", "binary dropout", "its KL is an L2 penalty", _DERIVATION),
     Item("chirkova", "approximating the KL divergence", "the sigmoid fit"),
