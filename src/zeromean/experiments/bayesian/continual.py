@@ -51,7 +51,7 @@ class Settings:
     """The same of the means of VCL."""
     log_variance_lr: float = 1e-2
     """The same of its log-variances."""
-    log_variance: float = -6.0
+    log_variance: float = -10.0
     """Log-variance of its weights at the start of the first task."""
     prior_scale: float = 0.1
     """Standard deviation of its prior in the first task."""

@@ -34,8 +34,6 @@ class Config(Settings):
     """Pairs of digits: 0 and 1, 2 and 3, …"""
     hidden: tuple[int, ...] = (256, 256)
     """Units of the hidden layers; no biases, which would have no prior."""
-    log_variance: float = -10.0
-    """Log-variance of the weights of VCL at the start of the first task."""
     prior_scale: float = 1.0
     """Standard deviation of their prior in the first task."""
     coreset_size: int = 40
