@@ -20,7 +20,7 @@ FENCE = re.compile(
 # Their `__all__` is public next to what `zeromean` itself has.
 PUBLIC_PACKAGES = (
     *("data", "estimators", "export", "functional", "layers", "models", "prediction"),
-    *("samplers", "training"),
+    *("samplers", "training", "uncertainty"),
 )
 
 

@@ -31,6 +31,7 @@ ORDER = (
     "data",
     "compression",
     "export",
+    "uncertainty",
     "training",
     "ensembles",
     "robustness",

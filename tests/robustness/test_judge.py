@@ -9,7 +9,6 @@ from zeromean.ensembles import Ensemble
 from zeromean.robustness import (
     AdversarialExamples,
     MeanClassifier,
-    auroc,
     autoattack,
     checks_table,
     detect,
@@ -20,6 +19,7 @@ from zeromean.robustness import (
     judge,
     random_noise,
 )
+from zeromean.uncertainty import auroc
 
 
 class Noisy(nn.Module):
@@ -174,16 +174,6 @@ def test_random_noise_stays_in_its_ball(images):
     assert made.images.amin() >= 0
     assert made.images.amax() <= 1
     assert torch.equal(made.images, random_noise(images, 0.1).images)
-
-
-def test_auroc_is_scikit_learns():
-    metrics = pytest.importorskip("sklearn.metrics")
-    negatives, positives = torch.randn(200).round(decimals=1), torch.randn(90).round(decimals=1) + 1
-    truth = torch.cat([torch.zeros(200), torch.ones(90)])
-    expected = metrics.roc_auc_score(truth, torch.cat([negatives, positives]))
-    assert auroc(negatives, positives) == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ValueError, match="scores of both kinds"):
-        auroc(negatives, positives[:0])
 
 
 def test_uncertainty_notices_what_an_unaware_attack_makes(variance, plain, images, labels):

@@ -7,7 +7,7 @@ when judged with fresh noise. `evaluate` does all of it, with checks for masked 
 from zeromean.robustness.adapter import MeanClassifier
 from zeromean.robustness.auto_attack import autoattack
 from zeromean.robustness.checks import Check, checks_table, gradient_masking_checks
-from zeromean.robustness.detection import Detection, auroc, detect
+from zeromean.robustness.detection import Detection, detect
 from zeromean.robustness.examples import AdversarialExamples, random_noise
 from zeromean.robustness.judgement import Judgement, judge
 from zeromean.robustness.pgd import eot_pgd, iterative_fast_sign
@@ -20,7 +20,6 @@ __all__ = [
     "Judgement",
     "MeanClassifier",
     "RobustnessReport",
-    "auroc",
     "autoattack",
     "checks_table",
     "detect",

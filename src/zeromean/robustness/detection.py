@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from zeromean.prediction.classification import predictive_uncertainty
@@ -13,6 +12,7 @@ from zeromean.prediction.sources import Source
 from zeromean.robustness.adapter import kept_networks
 from zeromean.robustness.examples import AdversarialExamples
 from zeromean.robustness.requirements import require_images
+from zeromean.uncertainty.detection import auroc
 
 # What rounding makes of a difference of equal entropies, in nats.
 _ROUNDING = 1e-6
@@ -71,17 +71,3 @@ def detect(
         scores.append((uncertainty.predictive_entropy, disagreement))
     (entropy, information), (other_entropy, other_information) = scores
     return Detection(auroc(entropy, other_entropy), auroc(information, other_information))
-
-
-def auroc(negatives: Tensor, positives: Tensor) -> float:
-    """The probability that a positive scores higher than a negative; ties count one half."""
-    negatives, positives = negatives.flatten().double(), positives.flatten().double()
-    if not len(negatives) or not len(positives):
-        raise ValueError(
-            f"An area under the ROC curve needs scores of both kinds, got {len(negatives)} "
-            f"negative and {len(positives)} positive ones."
-        )
-    ordered = negatives.sort().values
-    below = torch.searchsorted(ordered, positives, side="left")
-    not_above = torch.searchsorted(ordered, positives, side="right")
-    return ((below + not_above).double().mean() / (2 * len(negatives))).item()
