@@ -9,18 +9,42 @@ from zeromean.uncertainty.calibration import (
     reliability,
 )
 from zeromean.uncertainty.detection import aupr, auroc, fpr95
+from zeromean.uncertainty.ensemble_equivalent import deep_ensemble_equivalent
+from zeromean.uncertainty.mixture import (
+    GaussianMixture,
+    Interval,
+    predict_interval,
+    predict_mixture,
+)
+from zeromean.uncertainty.rejection import (
+    Rejection,
+    RiskCoverage,
+    area_under_risk_coverage,
+    reject,
+    risk_coverage,
+)
 from zeromean.uncertainty.scores import brier_score, negative_log_likelihood
 
 __all__ = [
+    "GaussianMixture",
+    "Interval",
+    "Rejection",
     "Reliability",
+    "RiskCoverage",
     "apply_temperature",
+    "area_under_risk_coverage",
     "aupr",
     "auroc",
     "brier_score",
     "calibrated_log_likelihood",
     "calibration_error",
+    "deep_ensemble_equivalent",
     "fit_temperature",
     "fpr95",
     "negative_log_likelihood",
+    "predict_interval",
+    "predict_mixture",
+    "reject",
     "reliability",
+    "risk_coverage",
 ]
