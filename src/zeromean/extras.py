@@ -13,6 +13,7 @@ Extra = Literal[
     "cli",
     "experiments",
     "attacks",
+    "conformal",
     "transformers",
     "docs",
     "dev",
