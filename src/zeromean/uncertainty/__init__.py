@@ -1,5 +1,14 @@
 """From probabilities and samples of any source to uncertainty that one can act on."""
 
+from zeromean.uncertainty.acquisition import (
+    Acquired,
+    active_learning,
+    at_random,
+    bald,
+    batch_bald,
+    entropy,
+    variation_ratios,
+)
 from zeromean.uncertainty.calibration import (
     Reliability,
     apply_temperature,
@@ -26,19 +35,25 @@ from zeromean.uncertainty.rejection import (
 from zeromean.uncertainty.scores import brier_score, negative_log_likelihood
 
 __all__ = [
+    "Acquired",
     "GaussianMixture",
     "Interval",
     "Rejection",
     "Reliability",
     "RiskCoverage",
+    "active_learning",
     "apply_temperature",
     "area_under_risk_coverage",
+    "at_random",
     "aupr",
     "auroc",
+    "bald",
+    "batch_bald",
     "brier_score",
     "calibrated_log_likelihood",
     "calibration_error",
     "deep_ensemble_equivalent",
+    "entropy",
     "fit_temperature",
     "fpr95",
     "negative_log_likelihood",
@@ -47,4 +62,5 @@ __all__ = [
     "reject",
     "reliability",
     "risk_coverage",
+    "variation_ratios",
 ]
