@@ -120,6 +120,8 @@ def test_loop_can_be_left_and_takes_any_function(samples):
 
     loop = active_learning(7, sample, initial=range(2), count=1, acquire=last)
     assert [next(loop).tolist() for _ in range(3)] == [[0, 1], [0, 1, 6], [0, 1, 6, 5]]
+    some = active_learning(7, sample, initial=[0], count=2, acquire=at_random, candidates=2)
+    assert [len(labelled.unique()) for labelled in some] == [1, 3, 5, 7]
     seeded = partial(at_random, seed=0)
     drawn = active_learning(7, sample, initial=[], count=3, acquire=seeded)
     assert next(drawn).tolist() == []
@@ -144,6 +146,8 @@ def test_what_cannot_be_acquired_is_refused(samples):
             active_learning(7, bald, initial=initial, count=1)
     with pytest.raises(TypeError, match="sample must be a function, got 3"):
         active_learning(7, 3, initial=[0], count=1)
+    with pytest.raises(ValueError, match="candidates must be at least count, 3, got 2"):
+        active_learning(7, bald, initial=[0], count=3, candidates=2)
     loop = active_learning(7, lambda rest: samples, initial=[0], count=1)
     next(loop)
     with pytest.raises(ValueError, match="samples of the 6 examples that it was given"):

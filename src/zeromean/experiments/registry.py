@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from zeromean.experiments.runs.log import RunLog
 
 # One folder a document, in this order; in a folder modules are taken by name.
-FOLDERS = ("variance_networks", "sparse_networks", "linear_models", "exploration", "bayesian")
+FOLDERS = (
+    "variance_networks",
+    "sparse_networks",
+    "linear_models",
+    "exploration",
+    "bayesian",
+    "uncertainty",
+)
 
 
 class Entry(NamedTuple):

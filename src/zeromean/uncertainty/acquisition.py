@@ -73,6 +73,9 @@ def batch_bald(
     few are enumerated; beyond `num_configurations` of them, so many are drawn. The scores are the
     mutual information of an example and all before it.
 
+    A sample must be one network for all examples, or nothing can be said of them together: draw
+    with `sampler=zm.weight` and one seed. torch's Dropout draws another network for each example.
+
     Args:
         count: How many to choose. Time grows with it.
         num_configurations: Joint labels that are looked at; time and memory grow with it.
@@ -117,6 +120,7 @@ def active_learning(
     initial: ArrayLike,
     count: int,
     acquire: Acquire = bald,
+    candidates: int | None = None,
 ) -> Iterator[Tensor]:
     """Yield the positions of all examples that are labelled, more and more of them.
 
@@ -137,9 +141,14 @@ def active_learning(
         count: How many are labelled in a round.
         acquire: `bald`, `batch_bald`, `entropy`, `variation_ratios`, `at_random`, or a function of
             samples and count that returns `Acquired`.
+        candidates: How many examples without a label are looked at in a round, drawn anew by the
+            global generator. Default: all.
     """
     pool_size = require_count("pool_size", pool_size)
     count = require_count("count", count)
+    candidates = pool_size if candidates is None else require_count("candidates", candidates)
+    if candidates < count:
+        raise ValueError(f"candidates must be at least count, {count}, got {candidates}.")
     for name, function in (("sample", sample), ("acquire", acquire)):
         require_function(name, function, "a function that is given")
     labelled = as_tensor("initial", initial if hasattr(initial, "__len__") else list(initial))
@@ -149,7 +158,7 @@ def active_learning(
         raise ValueError(
             f"initial must be different positions from 0 to {pool_size - 1}, got {shown(initial)}."
         )
-    return _rounds(pool_size, sample, labelled, count, acquire)
+    return _rounds(pool_size, sample, labelled, count, acquire, candidates)
 
 
 def _rounds(
@@ -158,6 +167,7 @@ def _rounds(
     labelled: Tensor,
     count: int,
     acquire: Acquire,
+    candidates: int,
 ) -> Iterator[Tensor]:
     while True:
         yield labelled
@@ -166,6 +176,8 @@ def _rounds(
         rest = waiting.nonzero()[:, 0]
         if not len(rest):
             return
+        if candidates < len(rest):
+            rest = rest[torch.randperm(len(rest))[:candidates]]
         samples = sample(rest)
         if len(as_samples(samples)[0]) != len(rest):
             raise ValueError(

@@ -7,7 +7,7 @@ the accuracies of every epoch next to it. The smoke sizes run on scikit-learn's 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -45,6 +45,7 @@ PRIORS: dict[str, Any] = {
     "student-t": zm.StudentT(kl="quadrature"),
     "student-t-sample": zm.StudentT(kl="sample"),
     "ard": zm.ARD(),
+    "normal": zm.Normal(learn=True),
 }
 # Validation images on which a network is watched while it trains.
 LOOK_SIZE = 2000
@@ -174,11 +175,14 @@ def train(
     network: Network,
     settings: Settings,
     log: RunLog,
+    *,
+    watch: Callable[[ImageSet, int, nn.Module], dict[str, Any]] = look,
     **options: Any,
 ) -> Trained:
     """Train a LeNet-5, or load it where it has been trained.
 
     Args:
+        watch: What is measured after every epoch, on a part of the validation set.
         options: More of `TrainingConfig`, which makes another network of it.
     """
     from zeromean.training import TrainingConfig
@@ -204,7 +208,7 @@ def train(
     names = {field.name for field in dataclasses.fields(Settings)} - {"num_samples", "seed"}
     training = {name: getattr(settings, name) for name in sorted(names)} | options
     identity = {"network": dataclasses.asdict(network), "settings": training}
-    look_on = partial(look, data["validation"])
+    look_on = partial(watch, data["validation"])
     result = shared_networks.train(
         name, identity, network.build, data["rest"], config, log, on_epoch=look_on
     )

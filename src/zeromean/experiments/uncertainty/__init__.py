@@ -1,0 +1,1 @@
+"""What uncertainty is good for: foreign inputs, rejection, questions to a person."""
