@@ -9,6 +9,7 @@ from zeromean.uncertainty.acquisition import (
     entropy,
     variation_ratios,
 )
+from zeromean.uncertainty.assessment import UncertaintyReport, report
 from zeromean.uncertainty.calibration import (
     Reliability,
     apply_temperature,
@@ -24,6 +25,15 @@ from zeromean.uncertainty.mixture import (
     Interval,
     predict_interval,
     predict_mixture,
+)
+from zeromean.uncertainty.plots import (
+    plot_coverage,
+    plot_ensemble_equivalent,
+    plot_intervals,
+    plot_pit,
+    plot_reliability,
+    plot_risk_coverage,
+    plot_scores,
 )
 from zeromean.uncertainty.rejection import (
     Rejection,
@@ -41,6 +51,7 @@ __all__ = [
     "Rejection",
     "Reliability",
     "RiskCoverage",
+    "UncertaintyReport",
     "active_learning",
     "apply_temperature",
     "area_under_risk_coverage",
@@ -57,10 +68,18 @@ __all__ = [
     "fit_temperature",
     "fpr95",
     "negative_log_likelihood",
+    "plot_coverage",
+    "plot_ensemble_equivalent",
+    "plot_intervals",
+    "plot_pit",
+    "plot_reliability",
+    "plot_risk_coverage",
+    "plot_scores",
     "predict_interval",
     "predict_mixture",
     "reject",
     "reliability",
+    "report",
     "risk_coverage",
     "variation_ratios",
 ]
