@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import zeromean as zm
+from zeromean import uncertainty
 from zeromean.data.built_in import load_digits
 
 KINDS = ("deterministic", "dropout", "variance")
@@ -88,5 +88,4 @@ def foreign_images(images: Tensor) -> dict[str, Tensor]:
 
 def separation(familiar: Tensor, foreign: Tensor) -> float:
     """AUROC: how often an uncertainty is higher on a foreign image than on a familiar one."""
-    is_foreign = torch.cat([torch.zeros(len(familiar)), torch.ones(len(foreign))])
-    return float(roc_auc_score(is_foreign, torch.cat([familiar, foreign])))
+    return uncertainty.auroc(familiar, foreign)
