@@ -39,7 +39,7 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One seed is three curves: about 25 minutes of one core."""
+    """One seed is three curves: about an hour of one core."""
 
     initial: int = 20
     """Labels to begin with, equally many of each class."""
@@ -47,11 +47,11 @@ class Config:
     """Labels that are asked for in a round."""
     most: int = 300
     """Labels at which BALD and BatchBALD end."""
-    most_random: int = 800
+    most_random: int = 600
     """The same for random labels."""
-    candidates: int = 5000
+    candidates: int = 2000
     """Images that a round chooses from, drawn anew from the pool."""
-    num_samples: int = 50
+    num_samples: int = 30
     """Sampled networks that are asked."""
     num_configurations: int = 2000
     """Joint labels that BatchBALD draws."""
@@ -61,7 +61,7 @@ class Config:
     """Images in a mini-batch, fewer while there are fewer labels."""
     lr: float = 1e-3
     """Adam's learning rate, which falls linearly to zero."""
-    test_samples: int = 10
+    test_samples: int = 5
     """Samples in a prediction of the test images."""
     data: str = "mnist"
     """Data set: mnist, fashion-mnist, or digits (enlarged to 28 × 28)."""
