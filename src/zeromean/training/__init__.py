@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from zeromean.training.expectation import expected_nll
     from zeromean.training.hugging_face import ElboTrainerMixin
     from zeromean.training.lightning_callback import ElboCallback
+    from zeromean.training.post_hoc.add import add_uncertainty
+    from zeromean.training.post_hoc.report import AddedUncertainty
     from zeromean.training.shrinking.result import Shrunk, ShrunkNetwork
     from zeromean.training.shrinking.shrink import shrink
     from zeromean.training.shrinking.target import Target, TargetMissedWarning
     from zeromean.training.trainer import FitResult, fit
 
 __all__ = [
+    "AddedUncertainty",
     "CollapseWarning",
     "CollapseWatch",
     "ElboCallback",
@@ -33,6 +36,7 @@ __all__ = [
     "Target",
     "TargetMissedWarning",
     "TrainingConfig",
+    "add_uncertainty",
     "coreset",
     "expected_nll",
     "fit",
@@ -40,6 +44,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "AddedUncertainty": "post_hoc.report",
     "CollapseWarning": "collapse",
     "CollapseWatch": "collapse",
     "ElboCallback": "lightning_callback",
@@ -51,6 +56,7 @@ _MODULE_OF = {
     "Target": "shrinking.target",
     "TargetMissedWarning": "shrinking.target",
     "TrainingConfig": "config",
+    "add_uncertainty": "post_hoc.add",
     "coreset": "continual",
     "expected_nll": "expectation",
     "fit": "trainer",
