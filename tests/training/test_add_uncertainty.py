@@ -95,7 +95,7 @@ def test_what_is_worse_is_not_returned(classifier):
     assert result.model is classifier
     assert not result.added
     assert result.after == result.before
-    assert "not returned: broken; its predictions are less likely than before" in result.rejected
+    assert "not returned: broken; it makes more mistakes than before" in result.rejected
     assert "the model as it was" in str(result)
 
 

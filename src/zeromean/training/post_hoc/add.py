@@ -59,7 +59,7 @@ def add_uncertainty(
     config: TrainingConfig | None = None,
     max_cost: float = 2.0,
     num_samples: int = 20,
-    kl_weights: Sequence[float] = (0.1, 1.0),
+    kl_weights: Sequence[float] = (0.01, 0.1),
     foreign: Any = None,
     augment: Augmentation | EpochAugmentation | None = None,
     accelerator: Accelerator = "auto",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from zeromean.conversion.batchnorm import batchnorms, recalibrate_batchnorm_
 from zeromean.conversion.make_stochastic import make_stochastic_
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.priors import Normal
+from zeromean.samplers.weights import weight as draw_weights
 from zeromean.training.config import TrainingConfig
 from zeromean.training.data_sources import Data, evaluation_batches
 from zeromean.training.devices import Accelerator, device_of
@@ -23,7 +26,7 @@ from zeromean.training.post_hoc.calibrated import WithVariance
 from zeromean.training.post_hoc.contest import Contest
 from zeromean.training.post_hoc.examples import Examples, moved
 from zeromean.training.post_hoc.last_layer import Head, Laplace, head_of, variance_head
-from zeromean.training.post_hoc.layer_sets import Calls, calls_of
+from zeromean.training.post_hoc.layer_sets import Calls, LayerCall, calls_of
 from zeromean.training.post_hoc.tasks import Numbers, Task, samples_of
 from zeromean.training.trainer import fit
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 PRIOR_SCALES = (0.3, 1.0, 3.0, 10.0)
 # log(σ² / μ²) of the weights, tried on the trained network as it is.
 NOISE_LEVELS = (-3.0, -1.5, -0.5, 0.5)
+# Of the standard deviation that fine-tuning ends with.
+NOISE_FACTORS = (0.5, 2.0)
 # Batches of the training set from which BatchNorm's statistics are taken anew.
 RECALIBRATED_ON = 20
 
@@ -142,11 +147,15 @@ def _enter_tuned(
         nll = contest.enter(name, tuned, call.num_samples, cost=cost, passes=pilot)
         tried.append((nll, weight, tuned))
     nll, weight, tuned = min(tried, key=lambda each: each[0])
-    rest = budget - pilot * len(weights)
-    if rest:
-        tuned = _tuned(tuned, call, weight, rest, f"{count}-{weight:g}-on")
-        name = f"{_layers(calls, count)}: fine-tuned, KL weight {weight:g}"
-        contest.enter(name, tuned, call.num_samples, cost=cost, passes=pilot + rest)
+    passes = budget - pilot * (len(weights) - 1)
+    name = f"{_layers(calls, count)}: fine-tuned, KL weight {weight:g}"
+    if passes > pilot:
+        tuned = _tuned(tuned, call, weight, passes - pilot, f"{count}-{weight:g}-on")
+        nll = contest.enter(name, tuned, call.num_samples, cost=cost, passes=passes)
+    for factor in NOISE_FACTORS:
+        louder = _scaled(tuned, factor)
+        label = f"{name}, {factor:g} times its noise"
+        contest.enter(label, louder, call.num_samples, cost=cost, passes=passes)
 
 
 def _tuned(model: nn.Module, call: Call, weight: float, epochs: int, name: str) -> nn.Module:
@@ -173,15 +182,29 @@ def _tuned(model: nn.Module, call: Call, weight: float, epochs: int, name: str) 
     return model
 
 
-def _random(model: nn.Module, names: tuple[str, ...], level: float) -> nn.Module:
+def _random(model: nn.Module, layers: Mapping[str, LayerCall], level: float) -> nn.Module:
     """A copy in which these layers are random."""
     model = copy.deepcopy(model)
-    make_stochastic_(
-        model,
-        posterior=partial(Additive, log_alpha=level),
-        prior=Normal(learn=True),
-        where=lambda name, _: name in names,
-    )
+    for shares in (True, False):
+        names = {name for name, layer in layers.items() if layer.shares == shares}
+        if names:
+            make_stochastic_(
+                model,
+                posterior=partial(Additive, log_alpha=level),
+                prior=Normal(learn=True),
+                sampler=draw_weights if shares else "default",
+                where=lambda name, _, names=names: name in names,
+            )
+    return model
+
+
+def _scaled(model: nn.Module, factor: float) -> nn.Module:
+    """A copy with noise of so many times the standard deviation."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Additive):
+                module.log_variance.add_(2 * math.log(factor))
     return model
 
 
@@ -195,5 +218,5 @@ def _counts(calls: Calls, call: Call) -> list[int]:
 
 
 def _layers(calls: Calls, count: int) -> str:
-    names = calls.last(count)
+    names = list(calls.last(count))
     return names[0] if count == 1 else f"{names[0]} to {names[-1]}"

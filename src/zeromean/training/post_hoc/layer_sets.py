@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from zeromean.conversion.twins import has_twin
 from zeromean.layers.blocks import monte_carlo_modes
 from zeromean.layers.stochastic_module import StochasticModule
-from zeromean.prediction.inputs import as_arguments
+from zeromean.prediction.inputs import as_arguments, num_examples_in
+from zeromean.training.post_hoc.tasks import AT_ONCE
 
 # Drawing a normal number takes about as long as so many multiplications and additions.
 NORMAL = 100
@@ -27,35 +28,52 @@ class LayerCall:
         flops: Multiplications and additions of the layer.
         before: Those of the model until the layer is called.
         outputs: Numbers that it returns.
+        weights: Numbers that its weights are.
+        shares: Whether outputs of one example share weights: pixels, tokens, steps. Then weights
+            are drawn, which is exact; else outputs are, which costs least.
     """
 
     name: str
     flops: int
     before: int
     outputs: int
+    weights: int
+    shares: bool
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The layers with a stochastic twin by the order of their last calls, and the model's FLOPs."""
+    """The layers with a stochastic twin by the order of their last calls, and the model's FLOPs.
+
+    Attributes:
+        num_examples: Examples of the call that was counted.
+    """
 
     layers: tuple[LayerCall, ...]
     total: int
+    num_examples: int
 
     def cost(self, count: int, num_samples: int) -> float:
-        """Passes that a prediction costs if the last so many layers draw their outputs.
+        """Passes that a prediction costs if the last so many layers are random.
 
-        What comes before the first random layer, and the moments of that one, are computed once.
+        What comes before the first of them is computed once, and so are the moments of that one
+        where it draws outputs.
         """
         random = self.layers[-count:]
-        first, *later = random
-        once = first.before + 2 * first.flops
-        drawn = sum(layer.flops for layer in later) + NORMAL * sum(c.outputs for c in random)
-        again = self.total - first.before - first.flops + drawn
+        once = random[0].before
+        again = self.total - once
+        for place, layer in enumerate(random):
+            if layer.shares:
+                again += NORMAL * layer.weights * self.num_examples / AT_ONCE
+            elif place == 0:
+                once += 2 * layer.flops
+                again += NORMAL * layer.outputs - layer.flops
+            else:
+                again += NORMAL * layer.outputs + layer.flops
         return (once + num_samples * again) / max(self.total, 1)
 
-    def last(self, count: int) -> tuple[str, ...]:
-        return tuple(call.name for call in self.layers[-count:])
+    def last(self, count: int) -> dict[str, LayerCall]:
+        return {call.name: call for call in self.layers[-count:]}
 
 
 @torch.no_grad()
@@ -75,9 +93,16 @@ def calls_of(model: nn.Module, inputs: Any) -> Calls:
     def after(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             start = began[name]
-            outputs = sum(t.numel() for t in tree_leaves(output) if isinstance(t, Tensor))
+            tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
             found.pop(name, None)  # The last call counts: what follows it is drawn again.
-            found[name] = LayerCall(name, counter.get_total_flops() - start, start, outputs)
+            found[name] = LayerCall(
+                name,
+                flops=counter.get_total_flops() - start,
+                before=start,
+                outputs=sum(t.numel() for t in tensors),
+                weights=sum(p.numel() for p in module.parameters()),
+                shares=tensors[0].dim() > 2,
+            )
 
         return hook
 
@@ -96,4 +121,5 @@ def calls_of(model: nn.Module, inputs: Any) -> Calls:
     finally:
         for handle in handles:
             handle.remove()
-    return Calls(tuple(found.values()), counter.get_total_flops())
+    num_examples = num_examples_in(args, kwargs)
+    return Calls(tuple(found.values()), counter.get_total_flops(), num_examples)
