@@ -59,7 +59,7 @@ def add_uncertainty(
     config: TrainingConfig | None = None,
     max_cost: float = 2.0,
     num_samples: int = 20,
-    kl_weights: Sequence[float] = (0.01, 0.1),
+    kl_weights: Sequence[float] = (0.1,),
     foreign: Any = None,
     augment: Augmentation | EpochAugmentation | None = None,
     accelerator: Accelerator = "auto",
@@ -90,8 +90,11 @@ def add_uncertainty(
             five passes of Adam.
         max_cost: Passes of the network that a prediction may cost, counted in operations: what
             comes before the first random layer is computed once.
-        num_samples: Draws for a prediction.
-        kl_weights: Weights of the KL term to choose from.
+        num_samples: Draws for a prediction at most; where several layers are random, and costly,
+            it may be as few as five.
+        kl_weights: Weights of the KL term to choose from, where the passes suffice to try them:
+            four for one weight, two more for each further one. Otherwise noise is added to what
+            plain training on makes of the network.
         foreign: Inputs that the model should be unsure of; they choose nothing, and add AUROC to
             the table.
         augment: As in `fit`.
@@ -219,10 +222,10 @@ def _checked_config(config: TrainingConfig | None) -> TrainingConfig:
 
 
 def _checked_weights(weights: Sequence[float]) -> tuple[float, ...]:
-    if isinstance(weights, (str, float, int)) or not weights:
+    if isinstance(weights, str) or not isinstance(weights, Sequence):
         raise TypeError(
-            f"kl_weights must be a list of at least one weight, got {shown(weights)}; for one "
-            "weight pass (1.0,)."
+            f"kl_weights must be a list of numbers, got {shown(weights)}; for one weight pass "
+            "(1.0,), for none ()."
         )
     require_numbers(**{f"kl_weights[{i}]": weight for i, weight in enumerate(weights)})
     for weight in weights:

@@ -26,7 +26,7 @@ from zeromean.training.post_hoc.calibrated import WithVariance
 from zeromean.training.post_hoc.contest import Contest
 from zeromean.training.post_hoc.examples import Examples, moved
 from zeromean.training.post_hoc.last_layer import Head, Laplace, head_of, variance_head
-from zeromean.training.post_hoc.layer_sets import Calls, LayerCall, calls_of
+from zeromean.training.post_hoc.layer_sets import FEWEST_SAMPLES, Calls, LayerCall, calls_of
 from zeromean.training.post_hoc.tasks import Numbers, Task, samples_of
 from zeromean.training.trainer import fit
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 # Standard deviations of the prior of the last layer, in those of its weights.
 PRIOR_SCALES = (0.3, 1.0, 3.0, 10.0)
 # log(σ² / μ²) of the weights, tried on the trained network as it is.
-NOISE_LEVELS = (-3.0, -1.5, -0.5, 0.5)
+NOISE_LEVELS = (-3.5, -2.5, -1.5, -0.5)
 # Of the standard deviation that fine-tuning ends with.
-NOISE_FACTORS = (0.5, 2.0)
+NOISE_FACTORS = (0.5, 1.0, 2.0)
 # Batches of the training set from which BatchNorm's statistics are taken anew.
 RECALIBRATED_ON = 20
 
@@ -82,7 +82,8 @@ def contest_of(model: nn.Module, call: Call, chooses: Examples, seed: int) -> Co
         return contest
     if head is not None:
         _enter_laplace(contest, base, head, calls, call)
-    noise = _enter_noise(contest, base, calls, call)
+    choices = _choices(calls, call)
+    noise = _enter_noise(contest, base, calls, choices, passes=0)
     _enter_tuned(contest, base, noise, calls, call)
     return contest
 
@@ -104,68 +105,108 @@ def _with_variances(
 
 def _enter_laplace(contest: Contest, base: nn.Module, head: Head, calls: Calls, call: Call) -> None:
     laplace = Laplace(base, head, call.task)
-    cost = calls.cost(1, call.num_samples)
+    num_samples = _choices(calls, call)[1]
+    cost = calls.cost(1, num_samples)
     for scale in PRIOR_SCALES:
         name = f"{head.name}: Laplace, prior of {scale:g} times its weights"
-        contest.enter(name, laplace.candidate(scale), call.num_samples, cost=cost, passes=0.0)
+        contest.enter(name, laplace.candidate(scale), num_samples, cost=cost, passes=0.0)
+
+
+@dataclass(frozen=True, order=True)
+class Noise:
+    """How good noise on trained weights was: on how many of the last layers, how much, samples."""
+
+    nll: float
+    count: int
+    level: float
+    num_samples: int
 
 
 def _enter_noise(
-    contest: Contest, base: nn.Module, calls: Calls, call: Call
-) -> list[tuple[float, int, float]]:
-    """Noise on trained weights: how good, how many layers, how much, the best one first."""
-    found = []
-    for count in _counts(calls, call):
-        for level in NOISE_LEVELS:
-            random = _random(base, calls.last(count), level)
-            name = f"{_layers(calls, count)}: noise of {math.exp(level / 2):.0%}"
-            cost = calls.cost(count, call.num_samples)
-            nll = contest.enter(name, random, call.num_samples, cost=cost, passes=0.0)
-            found.append((nll, count, level))
-            if len(found) > 1 and found[-2][1] == count and nll > found[-2][0]:
-                break  # More noise will not be better.
-    return sorted(found)
-
-
-def _enter_tuned(
     contest: Contest,
     base: nn.Module,
-    noise: list[tuple[float, int, float]],
     calls: Calls,
-    call: Call,
-) -> None:
-    """Fine-tune the best noise; with several weights of the KL term, the better one goes on."""
-    _, count, level = noise[0]
-    budget, cost = call.config.epochs, calls.cost(count, call.num_samples)
-    weights = call.kl_weights[: max(1, budget - 1)]
-    pilot = budget if len(weights) == 1 else max(1, budget // (2 * len(weights)))
+    choices: Mapping[int, int],
+    *,
+    passes: int,
+) -> Noise:
+    """Noise on the weights as they are, from little to much; returns the best."""
+    found: list[Noise] = []
+    for count, num_samples in choices.items():
+        nll = math.inf
+        for level in NOISE_LEVELS:
+            before = nll
+            random = _random(base, calls.last(count), level)
+            name = f"{_layers(calls, count)}: noise of {math.exp(level / 2):.0%} of weights"
+            cost = calls.cost(count, num_samples)
+            nll = contest.enter(_after(name, passes), random, num_samples, cost=cost, passes=passes)
+            found.append(Noise(nll, count, level, num_samples))
+            if nll > before:
+                break  # More of it will not be better.
+    return min(found)
+
+
+def _enter_tuned(contest: Contest, base: nn.Module, noise: Noise, calls: Calls, call: Call) -> None:
+    """Train on in several ways for a few passes each, then in the best one for the rest.
+
+    Either nothing is random meanwhile, and noise comes afterwards; or the best noise so far is
+    there from the start, and the KL term, in one weight or another, changes how much it is.
+    """
+    budget = call.config.epochs
+    pilot = budget // (2 * (1 + len(call.kl_weights)))
+    # Where there are too few passes for a comparison, one way gets them all.
+    weights = (None, *call.kl_weights) if pilot else (None,)
+    pilot = pilot or budget
     tried = []
-    for weight in weights:
-        start = _random(base, calls.last(count), level)
-        tuned = _tuned(start, call, weight, pilot, f"{count}-{weight:g}")
-        name = f"{_layers(calls, count)}: fine-tuned, KL weight {weight:g}"
-        nll = contest.enter(name, tuned, call.num_samples, cost=cost, passes=pilot)
-        tried.append((nll, weight, tuned))
-    nll, weight, tuned = min(tried, key=lambda each: each[0])
+    for place, weight in enumerate(weights):
+        start = base if weight is None else _random(base, calls.last(noise.count), noise.level)
+        model = _tuned(start, call, weight, pilot, f"{place}")
+        nll = _enter_way(contest, model, weight, noise, calls, pilot)
+        tried.append((nll, place, model))
+    _, place, model = min(tried, key=lambda each: each[0])
     passes = budget - pilot * (len(weights) - 1)
-    name = f"{_layers(calls, count)}: fine-tuned, KL weight {weight:g}"
     if passes > pilot:
-        tuned = _tuned(tuned, call, weight, passes - pilot, f"{count}-{weight:g}-on")
-        nll = contest.enter(name, tuned, call.num_samples, cost=cost, passes=passes)
+        model = _tuned(model, call, weights[place], passes - pilot, f"{place}-on")
+        _enter_way(contest, model, weights[place], noise, calls, passes)
+
+
+def _enter_way(
+    contest: Contest,
+    model: nn.Module,
+    weight: float | None,
+    noise: Noise,
+    calls: Calls,
+    passes: int,
+) -> float:
+    """What has been trained on, with its noise or with more or less of it; the best of these."""
+    if weight is None:
+        contest.enter(_after("nothing random", passes), model, None, cost=1.0, passes=passes)
+        choices = {noise.count: noise.num_samples}
+        return _enter_noise(contest, model, calls, choices, passes=passes).nll
+    cost = calls.cost(noise.count, noise.num_samples)
+    found = []
     for factor in NOISE_FACTORS:
-        louder = _scaled(tuned, factor)
-        label = f"{name}, {factor:g} times its noise"
-        contest.enter(label, louder, call.num_samples, cost=cost, passes=passes)
+        name = f"{_layers(calls, noise.count)}: KL weight {weight:g}"
+        name += "" if factor == 1 else f", {factor:g} times its noise"
+        scaled = _scaled(model, factor)
+        found.append(
+            contest.enter(_after(name, passes), scaled, noise.num_samples, cost=cost, passes=passes)
+        )
+    return min(found)
 
 
-def _tuned(model: nn.Module, call: Call, weight: float, epochs: int, name: str) -> nn.Module:
-    """A copy that has been trained on, with BatchNorm's statistics under its noise."""
+def _after(name: str, passes: int) -> str:
+    return f"{name}, trained on" if passes else name
+
+
+def _tuned(model: nn.Module, call: Call, weight: float | None, epochs: int, name: str) -> nn.Module:
+    """A copy that has been trained on, with BatchNorm's statistics under its noise, if any."""
     model = copy.deepcopy(model)
     warmup = min(call.config.kl_warmup_epochs, epochs)
     fit(
         model,
         call.train,
-        replace(call.config, epochs=epochs, beta=weight, kl_warmup_epochs=warmup),
+        replace(call.config, epochs=epochs, beta=weight or 0.0, kl_warmup_epochs=warmup),
         folder=call.folder / name,
         likelihood=call.task.likelihood,
         accelerator=call.accelerator,
@@ -173,7 +214,7 @@ def _tuned(model: nn.Module, call: Call, weight: float, epochs: int, name: str) 
         progress=call.progress,
     )
     model.eval()
-    if batchnorms(model):
+    if weight is not None and batchnorms(model):
         device = device_of(model)
         batches = (split_batch(batch)[0] for batch in evaluation_batches(call.train))
         recalibrate_batchnorm_(
@@ -208,13 +249,20 @@ def _scaled(model: nn.Module, factor: float) -> nn.Module:
     return model
 
 
-def _counts(calls: Calls, call: Call) -> list[int]:
-    """How many of the last layers may be random: one, the most that may be, and half way."""
-    most = 1
-    for count in range(2, len(calls.layers) + 1):
-        if calls.cost(count, call.num_samples) <= call.max_cost:
-            most = count
-    return sorted({1, (1 + most) // 2, most})
+def _choices(calls: Calls, call: Call) -> dict[int, int]:
+    """How many of the last layers may be random: one, the most that may be, and half way.
+
+    With the samples that a prediction can afford then.
+    """
+    samples = {
+        count: calls.affordable(count, call.num_samples, call.max_cost)
+        for count in range(1, len(calls.layers) + 1)
+    }
+    # The last layer may be random at any cost: there is nothing cheaper.
+    samples[1] = samples[1] or min(call.num_samples, FEWEST_SAMPLES)
+    possible = [count for count, number in samples.items() if number]
+    chosen = {1, possible[len(possible) // 2], possible[-1]}
+    return {count: samples[count] for count in sorted(chosen)}
 
 
 def _layers(calls: Calls, count: int) -> str:

@@ -13,6 +13,9 @@ from zeromean.training.post_hoc.examples import Examples
 from zeromean.training.post_hoc.report import Candidate
 from zeromean.training.post_hoc.tasks import Task, fitted_scale, samples_of
 
+# Standard errors of a difference by which more mistakes are more, and not chance.
+CHANCE = 1.5
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -70,7 +73,7 @@ class Contest:
 
 
 def more(these: Tensor, those: Tensor) -> bool:
-    """Whether these are more than those, by more than one standard error of the difference."""
+    """Whether these are more than those, by more than chance does to as many examples."""
     difference = (these - those).double()
     error = difference.std() / len(difference) ** 0.5
-    return bool(difference.mean() > torch.nan_to_num(error))
+    return bool(difference.mean() > CHANCE * torch.nan_to_num(error))

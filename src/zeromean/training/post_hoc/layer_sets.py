@@ -18,6 +18,8 @@ from zeromean.training.post_hoc.tasks import AT_ONCE
 
 # Drawing a normal number takes about as long as so many multiplications and additions.
 NORMAL = 100
+# With fewer samples an average is worse than one network of the means.
+FEWEST_SAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Calls:
             else:
                 again += NORMAL * layer.outputs + layer.flops
         return (once + num_samples * again) / max(self.total, 1)
+
+    def affordable(self, count: int, most: int, max_cost: float) -> int:
+        """The most samples, up to so many, that a prediction with so many random layers can pay."""
+        samples = range(most, min(most, FEWEST_SAMPLES) - 1, -1)
+        return next((number for number in samples if self.cost(count, number) <= max_cost), 0)
 
     def last(self, count: int) -> dict[str, LayerCall]:
         return {call.name: call for call in self.layers[-count:]}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zeromean.training.post_hoc.contest import Entry, more
+from zeromean.training.post_hoc.contest import CHANCE, Entry, more
 from zeromean.training.post_hoc.examples import Examples
 from zeromean.training.post_hoc.report import COST
 from zeromean.training.post_hoc.tasks import AT_ONCE, Task, calibrated_nll, samples_of
@@ -60,7 +60,7 @@ def judged(
 def why_worse(before: Verdict, after: Verdict) -> str | None:
     """In which respect what came after is worse than what was before; None where in none.
 
-    Mistakes and AUROC may be worse by one standard error, which chance alone makes of them.
+    Mistakes and AUROC may be worse by what chance does to them.
     """
     if after.nll.mean() > before.nll.mean():
         return "its predictions are less likely"
@@ -72,7 +72,7 @@ def why_worse(before: Verdict, after: Verdict) -> str | None:
         of_known = _ranks(before.foreign, before.known)
         # DeLong's standard error.
         error = (others.var() / len(others) + of_known.var() / len(of_known)).sqrt()
-        if ranks.mean() < others.mean() - error:
+        if ranks.mean() < others.mean() - CHANCE * error:
             return "it tells foreign inputs less well"
     return None
 
