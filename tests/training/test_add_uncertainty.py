@@ -68,6 +68,7 @@ def test_overconfident_classifier_gets_better_and_is_left_alone(classifier):
     text = str(result)
     for part in ("accuracy, %", "calibrated NLL", "AUROC", "passes for a prediction", "ECE"):
         assert part in text
+    assert all(each.name in result.tried for each in result.candidates)
 
 
 def test_same_seed_gives_the_same_model_and_another_one_not(classifier):
@@ -140,7 +141,7 @@ def test_transformer_with_a_mapping_of_inputs():
     model = Attentive()
     result = add_uncertainty(model, train, validation, **OPTIONS)
     names = " ".join(each.name for each in result.candidates)
-    assert "head: Laplace" in names
+    assert "layer head: Laplace" in names
     assert "trained on" in names
     inputs = {"tokens": tokens}
     one, same = (zm.predict_proba(result.model, inputs, 4, seed=0) for _ in range(2))
@@ -167,7 +168,7 @@ def test_convolutions_with_batchnorm_and_augmentation():
         max_cost=30.0,
         **OPTIONS,
     )
-    assert any(each.name.startswith("0 to 8") for each in result.candidates)
+    assert any(each.name.startswith("layers 0 to 8") for each in result.candidates)
 
 
 @pytest.mark.parametrize("likelihood", [None, zm.GaussianLikelihood()])

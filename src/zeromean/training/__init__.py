@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from zeromean.training.hugging_face import ElboTrainerMixin
     from zeromean.training.lightning_callback import ElboCallback
     from zeromean.training.post_hoc.add import add_uncertainty
-    from zeromean.training.post_hoc.report import AddedUncertainty
+    from zeromean.training.post_hoc.calibrated import Tempered, WithVariance
+    from zeromean.training.post_hoc.report import AddedUncertainty, Candidate
     from zeromean.training.shrinking.result import Shrunk, ShrunkNetwork
     from zeromean.training.shrinking.shrink import shrink
     from zeromean.training.shrinking.target import Target, TargetMissedWarning
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddedUncertainty",
+    "Candidate",
     "CollapseWarning",
     "CollapseWatch",
     "ElboCallback",
@@ -35,7 +37,9 @@ __all__ = [
     "ShrunkNetwork",
     "Target",
     "TargetMissedWarning",
+    "Tempered",
     "TrainingConfig",
+    "WithVariance",
     "add_uncertainty",
     "coreset",
     "expected_nll",
@@ -45,6 +49,7 @@ __all__ = [
 
 _MODULE_OF = {
     "AddedUncertainty": "post_hoc.report",
+    "Candidate": "post_hoc.report",
     "CollapseWarning": "collapse",
     "CollapseWatch": "collapse",
     "ElboCallback": "lightning_callback",
@@ -55,7 +60,9 @@ _MODULE_OF = {
     "ShrunkNetwork": "shrinking.result",
     "Target": "shrinking.target",
     "TargetMissedWarning": "shrinking.target",
+    "Tempered": "post_hoc.calibrated",
     "TrainingConfig": "config",
+    "WithVariance": "post_hoc.calibrated",
     "add_uncertainty": "post_hoc.add",
     "coreset": "continual",
     "expected_nll": "expectation",

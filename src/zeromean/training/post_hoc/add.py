@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from zeromean.arguments import (
@@ -30,7 +32,7 @@ from zeromean.training.likelihoods import (
     Likelihood,
 )
 from zeromean.training.post_hoc.candidates import Call, contest_of
-from zeromean.training.post_hoc.contest import Contest
+from zeromean.training.post_hoc.contest import Contest, Entry
 from zeromean.training.post_hoc.examples import (
     Examples,
     foreign_inputs,
@@ -39,7 +41,7 @@ from zeromean.training.post_hoc.examples import (
     refuse_training_data,
 )
 from zeromean.training.post_hoc.report import AS_IT_WAS, AddedUncertainty
-from zeromean.training.post_hoc.tasks import Task, task_for
+from zeromean.training.post_hoc.tasks import Task, fitted_scale, samples_of, task_for
 from zeromean.training.post_hoc.verdict import judged, why_worse
 from zeromean.training.randomness import derived_seed, isolated
 from zeromean.training.trainer import require_lightning
@@ -73,7 +75,8 @@ def add_uncertainty(
     noise, which prior and which weight of the KL term. They see candidates that cost no training
     first (a temperature, Laplace's approximation of the last layer, noise on trained weights), then
     fine-tunings of the best of these. The other half says what came of it, before and after, and
-    whether anything is returned but the model as it was. The model itself is left untouched.
+    whether anything is returned but the model as it was. Only then both halves fit the temperature
+    of what is returned. The model itself is left untouched.
 
     Targets of whole numbers are classes. Floating-point ones make a regression: the model returned
     gives means and log-variances, as `zm.HeteroscedasticGaussianLikelihood` wants them.
@@ -178,8 +181,9 @@ def _result(
         rejected.append(f"not returned: {entry.row.name}; {why} than before")
     else:
         name, entry = "before", None
+    returned = partial(_calibrated, task, chooses, reports, seed=contest.seed)
     return AddedUncertainty(
-        model=model if entry is None else task.wrapped(entry.model, entry.scale).eval(),
+        model=model if entry is None else returned(entry),
         chosen=AS_IT_WAS if entry is None else entry.row.name,
         num_samples=1 if entry is None else entry.num_samples or 1,
         likelihood=None if entry is None else task.likelihood,
@@ -191,6 +195,20 @@ def _result(
         chosen_on=len(chooses),
         reported_on=len(reports),
     )
+
+
+def _calibrated(
+    task: Task, chooses: Examples, reports: Examples, entry: Entry, *, seed: int
+) -> nn.Module:
+    """The model of an entry, wrapped, with a temperature from all validation examples.
+
+    It has been judged with that of a half, which is as good but for chance.
+    """
+    parts = chooses, reports
+    samples = [samples_of(entry.model, part.inputs, entry.num_samples, seed) for part in parts]
+    targets = torch.cat([part.targets for part in parts])
+    scale = fitted_scale(task, torch.cat(samples, 1), targets)
+    return task.wrapped(entry.model, scale).eval()
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def _enter_laplace(contest: Contest, base: nn.Module, head: Head, calls: Calls, 
     num_samples = _choices(calls, call)[1]
     cost = calls.cost(1, num_samples)
     for scale in PRIOR_SCALES:
-        name = f"{head.name}: Laplace, prior of {scale:g} times its weights"
+        name = f"layer {head.name}: Laplace, prior of {scale:g} times its weights"
         contest.enter(name, laplace.candidate(scale), num_samples, cost=cost, passes=0.0)
 
 
@@ -267,4 +267,4 @@ def _choices(calls: Calls, call: Call) -> dict[int, int]:
 
 def _layers(calls: Calls, count: int) -> str:
     names = list(calls.last(count))
-    return names[0] if count == 1 else f"{names[0]} to {names[-1]}"
+    return f"layer {names[0]}" if count == 1 else f"layers {names[0]} to {names[-1]}"

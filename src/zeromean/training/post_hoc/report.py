@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AddedUncertainty:
-    """What `add_uncertainty` returns; printed, it is the table.
+    """What `add_uncertainty` returns; printed, it is the table of before and after.
 
     Attributes:
         model: Predicts with `zm.predict_proba` or `zm.predict_moments` and `num_samples` draws;
@@ -71,23 +71,19 @@ class AddedUncertainty:
         columns = [self.before, self.temperature, self.after]
         rows = [["", "before", "temperature", "after"]]
         rows += [[name, *(_shown(name, each[name]) for each in columns)] for name in self.after]
-        tried = [["tried", "NLL", "passes for a prediction", "passes of training"]]
-        tried += [
+        samples = "" if self.num_samples == 1 else f", {self.num_samples} samples"
+        about = f"on {self.reported_on} validation examples that chose nothing:"
+        return "\n".join([self.chosen + samples, *self.rejected, about, *text_table(rows)])
+
+    @property
+    def tried(self) -> str:
+        """A table of the candidates."""
+        rows = [["", "calibrated NLL", COST, "passes of training"]]
+        rows += [
             [each.name, f"{each.nll:.4f}", f"{each.cost:.2f}", f"{each.passes:g}"]
             for each in self.candidates
         ]
-        return "\n".join(
-            [
-                f"{self.chosen}, {self.num_samples} samples",
-                *self.rejected,
-                "",
-                *text_table(rows),
-                f"(on {self.reported_on} validation examples that chose nothing)",
-                "",
-                *text_table(tried),
-                f"(on the {self.chosen_on} that chose)",
-            ]
-        )
+        return "\n".join([f"on the {self.chosen_on} examples that chose:", *text_table(rows)])
 
 
 AS_IT_WAS = "the model as it was"

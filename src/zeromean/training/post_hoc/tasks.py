@@ -123,6 +123,10 @@ class Numbers:
         return HeteroscedasticGaussianLikelihood()
 
     def wrapped(self, model: nn.Module, scale: float) -> nn.Module:
+        if isinstance(model, WithVariance):
+            return WithVariance(
+                model.model, self.num_outputs, model.log_variance + 2 * math.log(scale)
+            )
         return WithVariance(model, self.num_outputs, 2 * math.log(scale))
 
     def nll(self, samples: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
