@@ -71,7 +71,6 @@ def compared(
         "chosen": result.chosen,
         "added": float(result.added),
         "num_samples": num_samples,
-        "report": str(result),
         "seconds": seconds,
         "cost": _cost(base, result.model, num_samples, test.images[:BATCH]),
     }
