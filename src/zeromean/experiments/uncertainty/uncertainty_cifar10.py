@@ -2,8 +2,9 @@
 
 A small fast network is trained by SGD over one cycle, with plain cross-entropy. Then either the
 same recipe goes on for a fifth of the passes, or `add_uncertainty` gets this time: its passes of
-fine-tuning are fewer, since it also looks for what to do. Full size takes about an hour and a half
-a seed on one core that computes in bfloat16.
+fine-tuning are fewer, since it also looks for what to do. BatchNorm's statistics are taken anew for
+all of them: the running ones of this network are those of the last few batches, and add an error of
+their own. Full size takes about an hour a seed on one core that computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ FOREIGN = "CIFAR-100"
 class Config(Settings):
     """The network, and what is done with it."""
 
-    epochs: int = 16
+    epochs: int = 20
     """Passes over the training set of the network that is given."""
     architecture: str = "airbench"
     """vgg or airbench."""
+    width: float = 0.75
+    """Width of the network, in parts of that of its authors."""
     dropout: float = 0.0
     """Factor of the network's drop rates; 0 for none."""
     label_smoothing: float = 0.0
@@ -45,10 +48,13 @@ class Config(Settings):
     """Adam's rate for log-variances at its peak."""
     more_lr: float = 0.05
     """Rate of SGD at its peak where a network is trained on."""
-    control_epochs: int = 3
+    control_epochs: int = 4
     """Passes of plain training that are the control."""
-    call_epochs: int = 2
+    call_epochs: int = 3
     """Passes of fine-tuning of the call, which takes the rest of the time to look and choose."""
+    kl_weights: tuple[float, ...] = ()
+    """Weights of the KL term that the call may try. None of them: noise comes after plain training
+    on, which was better on validation images of a smaller network."""
     look_size: int = 5000
     """Validation images: those of the call."""
     foreign: str = "cifar100"
@@ -78,6 +84,8 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
         epochs=config.control_epochs,
         lr=config.more_lr,
     )
+    for model in (base.model, control.model):
+        upgrade.recalibrate_(model, base.train.images)
     compared = log.once("call", partial(_compared, base, control.model, config, log))
     log.metrics(**{key: compared[key] for key in (*upgrade.LABELS, "chosen")})
     first = upgrade.seconds_per_pass(base.history)
@@ -115,6 +123,7 @@ def _compared(base: Trained, control: nn.Module, config: Config, log: RunLog) ->
         config=tuning,
         augment=ShiftAndAlternate(config.shift, config.seed + 1),
         num_samples=config.num_samples,
+        kl_weights=config.kl_weights,
         accelerator="cpu",
         folder=log.folder / "call",
         seed=config.seed,

@@ -80,6 +80,11 @@ def compared(
     return metrics
 
 
+def recalibrate_(model: nn.Module, images: Tensor) -> None:
+    """Take BatchNorm's statistics anew, as the call does behind its own training."""
+    zm.recalibrate_batchnorm_(model, images.split(1000), max_batches=20)
+
+
 def timed_look(few: ImageSet, epoch: int, model: nn.Module) -> dict[str, Any]:
     """What is watched after a pass: the accuracy on validation images, and the time."""
     right = accuracy(model, few, 1, sampler=zm.mean)

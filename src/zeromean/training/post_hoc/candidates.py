@@ -200,7 +200,10 @@ def _after(name: str, passes: int) -> str:
 
 
 def _tuned(model: nn.Module, call: Call, weight: float | None, epochs: int, name: str) -> nn.Module:
-    """A copy that has been trained on, with BatchNorm's statistics under its noise, if any."""
+    """A copy that has been trained on, with BatchNorm's statistics under its noise, if any.
+
+    Running averages of the last few batches alone would be another kind of noise.
+    """
     model = copy.deepcopy(model)
     warmup = min(call.config.kl_warmup_epochs, epochs)
     fit(
@@ -214,7 +217,7 @@ def _tuned(model: nn.Module, call: Call, weight: float | None, epochs: int, name
         progress=call.progress,
     )
     model.eval()
-    if weight is not None and batchnorms(model):
+    if batchnorms(model):
         device = device_of(model)
         batches = (split_batch(batch)[0] for batch in evaluation_batches(call.train))
         recalibrate_batchnorm_(
