@@ -153,8 +153,8 @@ def _enter_tuned(contest: Contest, base: nn.Module, noise: Noise, calls: Calls, 
     there from the start, and the KL term, in one weight or another, changes how much it is.
     """
     budget = call.config.epochs
-    pilot = budget // (2 * (1 + len(call.kl_weights)))
-    # Where there are too few passes for a comparison, one way gets them all.
+    pilot = budget // (2 * (1 + len(call.kl_weights))) if call.kl_weights else 0
+    # Where there is one way, or too few passes to compare several, it gets them all.
     weights = (None, *call.kl_weights) if pilot else (None,)
     pilot = pilot or budget
     tried = []
