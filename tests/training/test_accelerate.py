@@ -46,6 +46,8 @@ with zm.sampling(model, zm.mean):  # Without noise, to compare with one process.
                 optimizer.zero_grad()
 means = accelerator.unwrap_model(model)[0].weight.mean.tolist()
 print(json.dumps({"means": means, "drawn": drawn}))
+# The model goes before the process group: a wrapper that outlives it joins gloo's threads too late.
+model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
 accelerator.end_training()
 """
 

@@ -60,7 +60,7 @@ class RandomTensor(Tensor):
     dimension, as a recipe, and the increasing function that it came out of, which pooling may
     change places with. Both are computed when somebody asks for them.
 
-    Args:
+    Attributes:
         mean: Means of the elements.
         variance: Their variances, in the same shape.
         covariance: Computes covariances along the last dimension.

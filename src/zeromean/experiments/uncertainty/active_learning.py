@@ -28,8 +28,8 @@ NEEDS: tuple[str, ...] = ("mnist",)
 COVERS: tuple[str, ...] = ()
 GOAL = 95.0
 NOTES = (
-    "Labels until {setting most} that a test accuracy of 95% took; a run that never got there "
-    "counts as all of them. The authors' records have medians of 200 for BatchBALD by ten and 250 "
+    "Labels until {setting most} that a test accuracy of ninety-five per cent took; a run that "
+    "never got there counts as all of them. The authors' records have medians of 200 for BatchBALD by ten and 250 "
     "for BALD by ten, from a pool of all training images; here each round chooses among "
     "{setting candidates} of them, drawn anew, with {setting num_samples} samples in place of 100. "
     "The network is theirs: two convolutions and two dense layers with dropout of one half, "
@@ -194,6 +194,8 @@ def run(config: Config, log: RunLog) -> dict[str, Any]:
     results: dict[str, Any] = {"labels": {}, "curves": {}}
     for name, acquire in ways.items():
         curve = log.once(name, partial(_curve, name, acquire, pool, test, config, log))
+        for count, accuracy in curve:
+            log.metrics(way=name, labels=count, accuracy=accuracy)
         reached = [count for count, accuracy in curve if accuracy >= GOAL]
         results["curves"][name] = curve
         results["labels"][name] = min(reached, default=curve[-1][0])

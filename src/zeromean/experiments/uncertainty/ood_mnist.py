@@ -29,7 +29,8 @@ NOTES = (
     "All networks are LeNet-5 with BatchNorm, {setting epochs} passes each; the ensemble has "
     "{setting members} of them, and so as many times the training. Foreign images score by the "
     "predictive entropy, larger meaning foreign; FPR95 is the share of MNIST that is flagged where "
-    "95% of the foreign images are. Rotated digits are the test digits turned by 90°.",
+    "all but one in twenty of the foreign images are. Rotated digits are the test digits turned "
+    "by 90°.",
     "The calibrated NLL is the test's at the temperature that fits the validation images best "
     "(Ashukha et al., 2020, fit it on halves of the test set); the prior of the Laplace "
     "approximation is chosen on these too. Nothing is chosen on foreign images.",

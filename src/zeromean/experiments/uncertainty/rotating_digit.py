@@ -30,7 +30,8 @@ SHOWN = ("deterministic", "dropout", "mean_field", "variance")
 SURE = 0.9
 NOTES = (
     "Means over {setting images} test images of the digit {setting digit}, the same networks as in "
-    "`ood_mnist`. Sure and wrong are predictions of another digit with a probability above 0.9: "
+    "`ood_mnist`. Sure and wrong are predictions of another digit with a probability above nine "
+    "tenths: "
     "{deterministic.sure_and_wrong:.1%} of all angles and images for the deterministic network, "
     "{dropout.sure_and_wrong:.1%} for dropout, {mean_field.sure_and_wrong:.1%} for mean field, "
     "{variance.sure_and_wrong:.1%} for the variance layer.",

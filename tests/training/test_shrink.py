@@ -220,7 +220,7 @@ def test_an_untraceable_model_is_refused_with_its_line():
         def forward(self, x):
             return self.inside(x if x.sum() > 0 else -x)
 
-    refuse(r"line \d+ of .*test_shrinking.py: return self.inside", model=Branching())
+    refuse(r"line \d+ of .*test_shrink.py: return self.inside", model=Branching())
 
 
 def test_what_cannot_run_is_said_before_training(monkeypatch):
