@@ -32,8 +32,8 @@ NOTES = (
     "never got there counts as all of them. The authors' records have medians of 200 for BatchBALD "
     "by ten and 250 for BALD by ten, from a pool of all training images; here each round chooses "
     "among {setting candidates} of them, drawn anew, with {setting num_samples} samples in place "
-    "of 100. The network is theirs: two convolutions and two dense layers with dropout of one half, "
-    "trained anew after every round.",
+    "of 100. The network is theirs: two convolutions and two dense layers with dropout of one "
+    "half, trained anew after every round.",
 )
 
 
