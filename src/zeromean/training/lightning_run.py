@@ -157,7 +157,10 @@ def _trainer(
     options: dict[str, Any] = {}
     if group.world_size > 1:
         strategy = _Sharded if job.strategy == "fsdp" else DDPStrategy
-        options["strategy"] = strategy(cluster_environment=_Processes(group))
+        # Gradients are summed where they are computed, without a copy there and back.
+        options["strategy"] = strategy(
+            cluster_environment=_Processes(group), gradient_as_bucket_view=True
+        )
         options["num_nodes"] = group.world_size // group.local_size
     if module.config.precision == "float16":
         options["plugins"] = [gradient_scaler(job.accelerator)]
