@@ -35,6 +35,7 @@ BLAS_TESTS = (
     "estimators/test_estimators_search.py",
     "estimators/test_estimators_streaming.py",
     "estimators/test_estimators_threads.py",
+    "estimators/test_estimators_wide.py",
 )
 TORCH_TESTS = (
     "conversion/test_certificate.py",
@@ -52,6 +53,11 @@ TORCH_TESTS = (
     "compression/test_quantize.py",
     "layers/test_recurrent.py",
     "samplers/test_samplers.py",
+    "moments",
+    "prediction/test_by_moments.py",
+    "uncertainty",
+    "training/test_post_hoc.py",
+    "test_readme.py",
 )
 # These compile for a backend that calls the same kernels: no other numbers, and most of the time.
 LEFT_OUT = "not graph_breaks"

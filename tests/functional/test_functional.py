@@ -283,7 +283,8 @@ def test_approx_is_within_its_documented_error():
 
 
 @pytest.mark.parametrize("shape", [(7,), (300, 257)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-13)])
+# The exponent of 2 is rounded once more than that of e: |log σ²| units in the last place, up to 24.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-13)])
 def test_fused_sum_equals_the_composed_one(shape, dtype, tolerance):
     mean = moderate(*shape).to(dtype).requires_grad_()
     log_variance = (6 * moderate(*shape, seed=1)).to(dtype).requires_grad_()
