@@ -1,6 +1,7 @@
 """Networks that one call makes smaller: what it promises of them, and what it refuses."""
 
 import copy
+import shutil
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -112,11 +113,17 @@ def test_the_report_goes_from_the_first_network_to_the_last(run):
     assert report["norm"].after is None
 
 
-def test_a_run_goes_on_in_its_folder_also_with_another_target(run, monkeypatch):
+@pytest.fixture
+def folder(run, tmp_path):
+    """A copy of the run's: another target leaves another network in it."""
+    return shutil.copytree(run[1].folder, tmp_path / "run")
+
+
+def test_a_run_goes_on_in_its_folder_also_with_another_target(run, folder, monkeypatch):
     model, found, data, options = run
     monkeypatch.setattr(speed.time, "process_time", lambda: pytest.fail("measured again"))
     target = Target(file_size=10**6)
-    again = shrink(model, *data, target=target, folder=found.folder, **options)
+    again = shrink(model, *data, target=target, folder=folder, **options)
     # The first step is small enough, and both its networks are looked at.
     for one, other in zip(again.networks, found.networks, strict=False):
         assert replace(one, model=None) == replace(other, model=None)
@@ -124,10 +131,10 @@ def test_a_run_goes_on_in_its_folder_also_with_another_target(run, monkeypatch):
     assert again.best.score == max(network.score for network in again.networks[1:])
 
 
-def test_a_target_out_of_reach_is_a_warning_with_the_best_there_was(run):
+def test_a_target_out_of_reach_is_a_warning_with_the_best_there_was(run, folder):
     model, found, data, options = run
     with pytest.warns(TargetMissedWarning, match=r"not reached in 4 networks; the nearest is step"):
-        nearest = shrink(model, *data, target=Target(file_size=10), folder=found.folder, **options)
+        nearest = shrink(model, *data, target=Target(file_size=10), folder=folder, **options)
     assert not nearest.reached
     assert nearest.best.file_size == min(n.file_size for n in found.networks)
     assert "not what was asked for" in str(nearest)
