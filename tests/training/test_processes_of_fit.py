@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_any_data import CLASSES, VALUES, Augmented, X, network
 from torch import nn
 
@@ -99,6 +100,20 @@ def test_two_processes_train_as_one_does(kind, tmp_path):
         assert a.keys() == b.keys()
         for name in ("loss", "nll", "test_nll"):
             assert b[name] == pytest.approx(a[name], rel=1e-4)
+
+
+def test_batchnorm_of_all_processes_ends_as_that_of_the_first(tmp_path):
+    """Each has seen its own half of the batch, and looks at one batch of the two of the test."""
+    torch.manual_seed(0)
+    test = torch.utils.data.DataLoader(list(zip(X, CLASSES, strict=True)), batch_size=len(X) // 2)
+    model = nn.Sequential(nn.BatchNorm1d(4, momentum=0.5), nn.Linear(4, 3))
+    config = TrainingConfig(epochs=1, batch_size=len(X), lr=1e-9, average_epochs=0.01)
+    result = fit(model, (X, CLASSES), config, folder=tmp_path, devices=2, test=test)
+    mean = result.model[0].running_mean
+    assert not torch.allclose(mean, X.mean(0) / 2, rtol=1e-3)
+    with torch.no_grad():
+        nll = F.cross_entropy(result.model.eval()(X), CLASSES).item()
+    assert result.history[-1]["test_nll"] == pytest.approx(nll, rel=1e-5)
 
 
 class Gradients(pl.Callback):

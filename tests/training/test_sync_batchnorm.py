@@ -9,8 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zeromean as zm
 from zeromean.training import children
-from zeromean.training.sync_batchnorm import SyncedBatchNorm
+from zeromean.training.sync_batchnorm import (
+    SyncedBatchNorm,
+    forward_reads_buffers,
+    running_statistics,
+)
 
 NETWORKS = {
     "features": lambda: nn.BatchNorm1d(3),
@@ -73,3 +78,15 @@ def test_evaluation_is_torchs_own():
     x = torch.randn(5, 3)
     with SyncedBatchNorm():
         assert torch.equal(network(x), F.batch_norm(x, torch.zeros(3), torch.ones(3)))
+
+
+def test_statistics_are_told_from_buffers_that_a_step_reads():
+    layers = nn.BatchNorm2d(3), nn.InstanceNorm1d(3, track_running_stats=True), nn.LayerNorm(3)
+    model = nn.Sequential(*layers, zm.Linear(3, 3, posterior=zm.Additive))
+    names = {"running_mean", "running_var", "num_batches_tracked"}
+    assert running_statistics(model).keys() == {f"{i}.{name}" for i in (0, 1) for name in names}
+    assert running_statistics(layers[0]).keys() == names
+    zm.prune_(model, by="snr", sparsity=0.5)
+    assert not forward_reads_buffers(model)
+    model.register_buffer("codebook", torch.zeros(3))
+    assert forward_reads_buffers(model)

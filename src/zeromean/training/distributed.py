@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 Result = TypeVar("Result")
 # What one process does alone (an evaluation, the file of a checkpoint) may take any time.
@@ -64,6 +64,12 @@ class Group:
             distributed.broadcast_object_list(
                 values, src=0, group=self.patient, device=torch.device("cpu")
             )
+
+    def copy_first_(self, tensors: Iterable[Tensor]) -> None:
+        """Put the first process's values into these tensors of every other."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                distributed.broadcast(tensor, src=0)
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         """Sums over all processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import shutil
 import signal
@@ -20,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from zeromean.training.checkpoint import CheckpointFolder
 from zeromean.training.data_sources import DataSource, EpochBatches
@@ -29,9 +31,17 @@ from zeromean.training.precision import gradient_scaler
 from zeromean.training.randomness import derived_seed, isolated
 from zeromean.training.recorder import ProgressBar, Recorder
 from zeromean.training.sharding import WholeModel, shard_
+from zeromean.training.sync_batchnorm import forward_reads_buffers
 
 if TYPE_CHECKING:
     from zeromean.training.job import Job
+
+# Its name before torch 2.13 has been deprecated since.
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 
 
 def run(
@@ -158,9 +168,12 @@ def _trainer(
     if group.world_size > 1:
         strategy = _Sharded if job.strategy == "fsdp" else DDPStrategy
         # Gradients are summed where they are computed, without a copy there and back.
-        options["strategy"] = strategy(
-            cluster_environment=_Processes(group), gradient_as_bucket_view=True
-        )
+        ddp: dict[str, Any] = {"gradient_as_bucket_view": True}
+        if not forward_reads_buffers(module.model):
+            # The recorder copies statistics at the end of an epoch, before anybody reads them. Here
+            # all processes would wait for that at every step.
+            ddp[_SYNC_BUFFERS] = False
+        options["strategy"] = strategy(cluster_environment=_Processes(group), **ddp)
         options["num_nodes"] = group.world_size // group.local_size
     if module.config.precision == "float16":
         options["plugins"] = [gradient_scaler(job.accelerator)]

@@ -34,6 +34,7 @@ from zeromean.training.randomness import (
 )
 from zeromean.training.ranks import seed_rank
 from zeromean.training.sharding import WholeModel, gathered, shard_moments_
+from zeromean.training.sync_batchnorm import running_statistics
 
 _log = logging.getLogger("zeromean.training")
 # Streams of noise, one for each set that is looked at.
@@ -104,6 +105,7 @@ class Recorder(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, ElboModule)
         epoch = trainer.current_epoch + 1
+        self._share_statistics(pl_module)
         # Looking must not change what comes next: training is the same with and without it.
         seed = derived_seed(pl_module.config.seed, 1, epoch)
         with isolated(seed), pl_module.with_averaged_weights():
@@ -127,6 +129,17 @@ class Recorder(pl.Callback):
             _send_to_loggers(trainer, row)
         if is_over(self.history, pl_module.config):
             trainer.should_stop = True
+
+    def _share_statistics(self, module: ElboModule) -> None:
+        """Give all processes what BatchNorm of the first has seen, of which each has seen its own.
+
+        The average of the weights has one of these, too.
+        """
+        statistics = running_statistics(module.model)
+        self.group.copy_first_(statistics.values())
+        if module.weight_average is not None:
+            averages = module.weight_average.tensors
+            self.group.copy_first_(averages[name] for name in statistics if name in averages)
 
     def _state(self, module: ElboModule, epoch: int, trainer: pl.Trainer) -> dict[str, Any]:
         """What a checkpoint holds; all processes have a part in it where the model is sharded."""

@@ -1,4 +1,4 @@
-"""BatchNorm's statistics of the mini-batches of all processes, on any device."""
+"""BatchNorm's statistics where several processes train one model, on any device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,32 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
+
+from zeromean.distributions.posteriors.posterior import Posterior
+
+
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """What normalization layers keep for predictions: training writes it and never reads it."""
+    return {
+        f"{name}.{key}" if name else key: buffer
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase)
+        for key, buffer in module.named_buffers(recurse=False)
+    }
+
+
+def forward_reads_buffers(model: nn.Module) -> bool:
+    """Whether a step may depend on buffers that the one before has changed.
+
+    Those of posteriors (masks, what they go back to) are the same in all processes anyway.
+    """
+    return any(
+        not isinstance(module, (_NormBase, Posterior)) and any(True for _ in module.buffers(False))
+        for module in model.modules()
+    )
 
 
 class SyncedBatchNorm(TorchFunctionMode):
