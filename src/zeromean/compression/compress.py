@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from zeromean.arguments import require_model
 from zeromean.compression.analysis import analyse_, network_of, run_example
@@ -94,7 +94,9 @@ def compressed_with_plan(model: nn.Module, example_inputs: Inputs | None) -> tup
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def trimmed_with_plan(model: nn.Module, example_inputs: Inputs) -> tuple[nn.Module, Plan]:
+def trimmed_with_plan(
+    model: nn.Module, example_inputs: Inputs | None = None
+) -> tuple[nn.Module, Plan]:
     """A network without the units that pruning took, to be trained on: BatchNorm is still there.
 
     Raises what tracing the model raises.
@@ -106,6 +108,22 @@ def trimmed_with_plan(model: nn.Module, example_inputs: Inputs) -> tuple[nn.Modu
     remove_units_(network, found.units, found.needs)
     trimmed, plan = _rebuilt(model, network, example_inputs, narrowed)
     return trimmed.train().requires_grad_(True), plan
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def units_left(model: nn.Module, example_inputs: Inputs | None = None) -> dict[str, Tensor]:
+    """Which units of its layers a pruned network needs, by name: what `trimmed_with_plan` keeps.
+
+    Raises what tracing the model raises.
+    """
+    network = network_of(plain_copy(model), example_inputs)
+    needs = analyse_(network, example_inputs, fold=False).needs
+    return {
+        network.layer_name(node): units
+        for node, units in needs.units.items()
+        if node.op == "call_module"
+    }
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

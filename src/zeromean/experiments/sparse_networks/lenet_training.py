@@ -14,7 +14,7 @@ from torch import nn
 import zeromean as zm
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.log import RunLog
-from zeromean.experiments.sparse_networks import shrinking
+from zeromean.experiments.sparse_networks import chains
 from zeromean.experiments.sparse_networks.lenet_figures import weight_images
 from zeromean.experiments.sparse_networks.magnitude import prune_by_magnitude
 from zeromean.experiments.sparse_networks.measures import error, measure, pruned_copy
@@ -149,10 +149,10 @@ def train_sparse(
         start=start,
         on_epoch=partial(_look, validation, 0),
     )
-    chain = shrinking.whole_chain(architecture, LAYERS[architecture.__name__], result.model)
+    chain = chains.whole_chain(architecture, LAYERS[architecture.__name__], result.model)
     for begin, end in pairwise(ends):
-        chain, small = shrinking.shrink(chain, pruned_copy(result.model))
-        whole = partial(shrinking.expand, chain, whole=_stochastic(architecture, config))
+        chain, small = chains.shrink(chain, pruned_copy(result.model))
+        whole = partial(chains.expand, chain, whole=_stochastic(architecture, config))
         later = {**training, "kl_warmup_epochs": 0, "prune_after_epochs": 0}
         if end == config.epochs:
             later["decay"] = "linear"
@@ -174,7 +174,7 @@ def train_sparse(
         rows = [{**row, "epoch": row["epoch"] + begin} for row in part.history]
         result = replace(part, history=[*result.history, *rows])
     if config.shrink_after:
-        whole_model = shrinking.expand(chain, result.model, _stochastic(architecture, config))
+        whole_model = chains.expand(chain, result.model, _stochastic(architecture, config))
         result = replace(result, model=whole_model)
     return result
 

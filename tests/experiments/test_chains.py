@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import zeromean as zm
-from zeromean.experiments.sparse_networks import lenet_training, shrinking
+from zeromean.experiments.sparse_networks import chains, lenet_training
 from zeromean.experiments.sparse_networks.sparse_lenet5 import relu_lenet5_caffe
 from zeromean.models.lenet import lenet5_caffe, lenet_300_100
 
@@ -50,18 +50,18 @@ def predicted(model, x):
 @pytest.mark.parametrize("architecture", PRUNED)
 def test_small_and_expanded_networks_predict_the_same(architecture):
     model, x = pruned(architecture), torch.randn(7, 1, 28, 28)
-    chain = shrinking.whole_chain(architecture, tuple(PRUNED[architecture]), model)
-    fewer, small = shrinking.shrink(chain, model)
+    chain = chains.whole_chain(architecture, tuple(PRUNED[architecture]), model)
+    fewer, small = chains.shrink(chain, model)
     sizes = [len(kept) for kept in fewer.kept]
     assert all(size < len(kept) for size, kept in zip(sizes[:-1], chain.kept[:-1], strict=True))
     assert sizes[-1] == 10
     torch.testing.assert_close(predicted(small, x), predicted(model, x))
-    back = shrinking.expand(fewer, small, sparse(architecture))
+    back = chains.expand(fewer, small, sparse(architecture))
     torch.testing.assert_close(predicted(back, x), predicted(model, x))
     assert zm.sparsity(back).total.kept == zm.sparsity(small).total.kept
     assert zm.sparsity(back).total.kept <= zm.sparsity(model).total.kept
     # What is left has nothing empty, and keeps its numbers through a second time.
-    again, smallest = shrinking.shrink(fewer, small)
+    again, smallest = chains.shrink(fewer, small)
     assert [k.tolist() for k in again.kept] == [k.tolist() for k in fewer.kept]
     for name in PRUNED[architecture]:
         assert smallest.get_submodule(name).weight.mask.flatten(1).any(1).all() or name == "dense2"
@@ -69,19 +69,19 @@ def test_small_and_expanded_networks_predict_the_same(architecture):
 
 def test_a_small_network_can_be_pruned_and_shrunk_further():
     model, x = pruned(lenet5_caffe), torch.randn(7, 1, 28, 28)
-    chain = shrinking.whole_chain(lenet5_caffe, tuple(PRUNED[lenet5_caffe]), model)
-    chain, small = shrinking.shrink(chain, model)
+    chain = chains.whole_chain(lenet5_caffe, tuple(PRUNED[lenet5_caffe]), model)
+    chain, small = chains.shrink(chain, model)
     mask = small.get_submodule("dense1").weight.mask
     mask &= torch.rand(mask.shape) > 0.5
     expected = predicted(small, x)
-    chain, smaller = shrinking.shrink(chain, small)
-    back = shrinking.expand(chain, smaller, sparse(lenet5_caffe))
+    chain, smaller = chains.shrink(chain, small)
+    back = chains.expand(chain, smaller, sparse(lenet5_caffe))
     torch.testing.assert_close(predicted(back, x), expected)
 
 
 def test_an_empty_layer_leaves_a_constant():
     model, x = pruned(lenet_300_100), torch.randn(3, 1, 28, 28)
     model.get_submodule("dense2").weight.mask.zero_()
-    chain = shrinking.whole_chain(lenet_300_100, tuple(PRUNED[lenet_300_100]), model)
-    _, small = shrinking.shrink(chain, model)
+    chain = chains.whole_chain(lenet_300_100, tuple(PRUNED[lenet_300_100]), model)
+    _, small = chains.shrink(chain, model)
     torch.testing.assert_close(predicted(small, x), predicted(model, x))
