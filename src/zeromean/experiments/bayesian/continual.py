@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +21,24 @@ from zeromean.experiments.bayesian.memories import (
     YesterdaysPosterior,
 )
 from zeromean.experiments.networks import small_networks
+from zeromean.experiments.runs.claims import Claim
+from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.figure import bars, figure, over_seeds
 from zeromean.experiments.runs.log import RunLog
 from zeromean.models import MultiHead
 from zeromean.training import coreset
 from zeromean.training.checkpoint import load_tensors, save_tensors
 
+if TYPE_CHECKING:
+    from zeromean.data import ImageSet
+
 VCL = "VCL"
 METHODS = (VCL, "online Laplace", "EWC", "fine-tuning")
 WITH_CORESET = "VCL with coreset"
 CORESET_ALONE = "coreset alone"
+
+Quoted = tuple[float, str]
+"""A least accuracy, and what the paper has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +67,9 @@ class Settings:
     """Images that are kept of a task."""
     coreset_steps: int = 100
     """Steps over all that was kept, on a copy, before it predicts."""
-    ewc: float
+    ewc: float = 30.0
     """Factor of the penalty of EWC."""
-    laplace: float
+    laplace: float = 1.0
     """Factor of the penalty of online Laplace."""
     train_size: int | None = None
     """Images to train on; None for all."""
@@ -81,6 +89,52 @@ class Task:
 
     train: Callable[[], tuple[Tensor, Tensor]]
     evaluate: Callable[[], tuple[Tensor, Tensor]]
+
+
+def claims(mean_over: str, vcl: Quoted, with_coreset: Quoted, *, gained: float) -> list[Claim]:
+    """What Nguyen et al. (2018) have after the last task, and that it is memory that makes it so.
+
+    Args:
+        mean_over: Whose mean an accuracy is.
+        vcl: The least accuracy that counts, and theirs.
+        with_coreset: The same where some images of every task are kept.
+        gained: Points by which VCL must be above a network without a memory.
+    """
+    quoted = {VCL: vcl, WITH_CORESET: with_coreset}
+    return [
+        *(
+            Claim(
+                f"accuracy.{method}",
+                least,
+                ours(f"Nguyen et al. (2018) have {theirs} passes"),
+                0.0,
+                "at least",
+                f"mean over {mean_over}: {method}",
+                "%",
+            )
+            for method, (least, theirs) in quoted.items()
+        ),
+        Claim(
+            "gained_over_fine_tuning",
+            gained,
+            ours("the control: without a memory the first tasks are forgotten"),
+            0.0,
+            "at least",
+            "VCL above fine-tuning",
+            "points",
+        ),
+    ]
+
+
+def image_sets(config: Settings, log: RunLog) -> tuple[ImageSet, ImageSet]:
+    """The images that tasks are made of: to train on, and those that accuracies are of."""
+    from zeromean import data
+
+    split = "test" if config.evaluate == "test" else "validation"
+    train, evaluate = (
+        data.load(config.data, part, data_dir=log.data_dir) for part in ("rest", split)
+    )
+    return train, evaluate
 
 
 Build = Callable[[Callable[..., nn.Module]], nn.Module]

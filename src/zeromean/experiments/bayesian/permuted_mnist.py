@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.experiments.bayesian import continual
-from zeromean.experiments.bayesian.continual import VCL, WITH_CORESET, Settings, Task, figures
+from zeromean.experiments.bayesian.continual import Settings, Task, figures
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.log import RunLog
@@ -36,10 +36,6 @@ class Config(Settings):
     """Units of the hidden layers; no biases, which would have no prior."""
     coreset_size: int = 200
     """Images that are kept of a task."""
-    ewc: float = 30.0
-    """Factor of the penalty of EWC."""
-    laplace: float = 1.0
-    """Factor of the penalty of online Laplace."""
 
 
 QUICK = Config(num_tasks=3, train_size=10_000, epochs=5)
@@ -54,33 +50,7 @@ SMOKE = Config(
     data="digits",
 )
 CLAIMS = [
-    Claim(
-        f"accuracy.{VCL}",
-        90.0,
-        ours("Nguyen et al. (2018) have 90 with 100 passes"),
-        0.0,
-        "at least",
-        "mean over ten tasks: VCL",
-        "%",
-    ),
-    Claim(
-        f"accuracy.{WITH_CORESET}",
-        92.0,
-        ours("Nguyen et al. (2018) have 93 with 100 passes"),
-        0.0,
-        "at least",
-        "mean over ten tasks: VCL with coreset",
-        "%",
-    ),
-    Claim(
-        "gained_over_fine_tuning",
-        10.0,
-        ours("the control: without a memory the first tasks are forgotten"),
-        0.0,
-        "at least",
-        "VCL above fine-tuning",
-        "points",
-    ),
+    *continual.claims("ten tasks", (90.0, "90 with 100"), (92.0, "93 with 100"), gained=10.0),
     Claim(
         "gained_over_coreset",
         0.0,
@@ -94,11 +64,7 @@ CLAIMS = [
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    from zeromean import data
-
-    split = "test" if config.evaluate == "test" else "validation"
-    train = data.load(config.data, "rest", data_dir=log.data_dir)
-    test = data.load(config.data, split, data_dir=log.data_dir)
+    train, test = continual.image_sets(config, log)
     pixels = train.images[0].numel()
     tasks = [
         Task(

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.experiments.bayesian import continual
-from zeromean.experiments.bayesian.continual import VCL, WITH_CORESET, Settings, Task, figures
-from zeromean.experiments.runs.claims import Claim
-from zeromean.experiments.runs.documents import ours
+from zeromean.experiments.bayesian.continual import Settings, Task, figures
 from zeromean.experiments.runs.log import RunLog
 
 if TYPE_CHECKING:
@@ -38,10 +36,6 @@ class Config(Settings):
     """Standard deviation of their prior in the first task."""
     coreset_size: int = 40
     """Images that are kept of a task."""
-    ewc: float = 30.0
-    """Factor of the penalty of EWC."""
-    laplace: float = 1.0
-    """Factor of the penalty of online Laplace."""
 
 
 QUICK = Config(train_size=2000, epochs=5)
@@ -55,43 +49,13 @@ SMOKE = Config(
     num_samples=2,
     data="digits",
 )
-CLAIMS = [
-    Claim(
-        f"accuracy.{VCL}",
-        97.0,
-        ours("Nguyen et al. (2018) have 97.0 with 120 passes"),
-        0.0,
-        "at least",
-        "mean over five tasks: VCL",
-        "%",
-    ),
-    Claim(
-        f"accuracy.{WITH_CORESET}",
-        97.0,
-        ours("Nguyen et al. (2018) have 98.4 with 120 passes"),
-        0.0,
-        "at least",
-        "mean over five tasks: VCL with coreset",
-        "%",
-    ),
-    Claim(
-        "gained_over_fine_tuning",
-        0.0,
-        ours("the control: without a memory the first tasks are forgotten"),
-        0.0,
-        "at least",
-        "VCL above fine-tuning",
-        "points",
-    ),
-]
+CLAIMS = continual.claims(
+    "five tasks", (97.0, "97.0 with 120"), (97.0, "98.4 with 120"), gained=0.0
+)
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    from zeromean import data
-
-    split = "test" if config.evaluate == "test" else "validation"
-    train = data.load(config.data, "rest", data_dir=log.data_dir)
-    test = data.load(config.data, split, data_dir=log.data_dir)
+    train, test = continual.image_sets(config, log)
     if not 1 <= config.num_tasks <= train.num_classes // 2:
         raise ValueError(
             f"num_tasks must lie between 1 and {train.num_classes // 2}, the pairs of digits, got "
