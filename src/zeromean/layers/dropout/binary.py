@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from zeromean.arguments import require_choice, require_dtype, require_numbers
-from zeromean.layers.dropout.unit_noise import UnitNoise
+from zeromean.arguments import require_choice, require_numbers
+from zeromean.layers.dropout.rate import RatedNoise
 
 
-class BinaryDropout(UnitNoise):
+class BinaryDropout(RatedNoise):
     """Multipliers that are 0 at the drop rate p, and 1 / (1 − p) otherwise.
 
     Like `nn.Dropout`, but in training and prediction alike, and with a rate that can be learned:
@@ -33,8 +32,6 @@ class BinaryDropout(UnitNoise):
         temperature: Of the relaxation; binary multipliers at 0.
     """
 
-    prunable = False
-
     def __init__(
         self,
         num_features: int,
@@ -47,8 +44,6 @@ class BinaryDropout(UnitNoise):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(num_features, device)
-        require_dtype(dtype)
         require_numbers(p=p, prior_p=prior_p, temperature=temperature)
         if not 0 <= p < 1 or (learn is not None and p == 0):
             learned = "" if learn is None else ", and above 0 to be learned"
@@ -59,18 +54,11 @@ class BinaryDropout(UnitNoise):
             raise ValueError(f"prior_p must lie between 0 and 1, got {prior_p}.")
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be a positive number, got {temperature}.")
-        require_choice("share", share, ("layer", "unit"))
         if learn is not None:
             require_choice("learn", learn, ("concrete", "reinforce"))
-        self.p, self.prior_p, self.temperature = p, prior_p, temperature
-        self.share = share
+        super().__init__(num_features, p, share, learn is not None, device, dtype)
+        self.prior_p, self.temperature = prior_p, temperature
         self.learn = learn
-        shape = () if share == "layer" else (self.num_features,)
-        log_alpha = torch.empty(shape, device=device, dtype=dtype)
-        if learn is None:
-            self.register_buffer("log_alpha", log_alpha)
-        else:
-            self.log_alpha = nn.Parameter(log_alpha)
         self.reset_parameters()
 
     @property
@@ -99,30 +87,11 @@ class BinaryDropout(UnitNoise):
         per_unit = torch.where(dropped, F.logsigmoid(self.log_alpha), F.logsigmoid(-self.log_alpha))
         return torch.where(self.keep, per_unit, 0.0).sum(-1)
 
-    def mean(self) -> Tensor:
-        return self.log_alpha.new_ones(self.num_features)
-
-    def log_snr(self) -> Tensor:
-        return -0.5 * self.log_alpha.expand(self.num_features)
-
     def kl_per_unit(self) -> Tensor:
         log_p, log_kept = F.logsigmoid(self.log_alpha), F.logsigmoid(-self.log_alpha)
         dropped = self.rate * (log_p - math.log(self.prior_p))
         kept = (-self.log_alpha).sigmoid() * (log_kept - math.log1p(-self.prior_p))
         return (dropped + kept).expand(self.num_features)
-
-    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
-        return {} if self.learn is None else super().kl_terms()
-
-    @torch.no_grad()
-    def clip_log_alpha_(self, low: float, high: float) -> None:
-        if self.log_alpha.requires_grad:
-            self.log_alpha.clamp_(low, high)
-
-    def reset_parameters(self) -> None:
-        self.keep.fill_(True)
-        log_p = math.log(self.p) if self.p else -math.inf
-        nn.init.constant_(self.log_alpha, log_p - math.log1p(-self.p))
 
     def extra_repr(self) -> str:
         learned = "" if self.learn is None else f", learn={self.learn!r}, prior_p={self.prior_p:g}"

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zeromean import functional
-from zeromean.arguments import (
-    require_choice,
-    require_dtype,
-    require_numbers,
-)
+from zeromean.arguments import require_numbers
 from zeromean.distributions.noise import normal
-from zeromean.layers.dropout.unit_noise import UnitNoise
+from zeromean.layers.dropout.rate import RatedNoise
 
 
-class GaussianDropout(UnitNoise):
+class GaussianDropout(RatedNoise):
     """Multipliers from N(1, α), with the α of binary dropout at rate p: p / (1 − p).
 
     Learned, this is variational dropout with correlated weight noise: the prior is log-uniform,
@@ -32,8 +26,6 @@ class GaussianDropout(UnitNoise):
         learn: Learn α. Otherwise it stays as it is and there is no KL term.
     """
 
-    prunable = False
-
     def __init__(
         self,
         num_features: int,
@@ -44,22 +36,11 @@ class GaussianDropout(UnitNoise):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(num_features, device)
-        require_dtype(dtype)
         require_numbers(p=p)
         if not 0 < p < 1:
             raise ValueError(f"p must lie between 0 and 1, got {p}.")
-        require_choice("share", share, ("layer", "unit"))
-        self.p = p
-        self.share = share
+        super().__init__(num_features, p, share, learn, device, dtype)
         self.learn = learn
-        log_alpha = torch.empty(
-            () if share == "layer" else (self.num_features,), device=device, dtype=dtype
-        )
-        if learn:
-            self.log_alpha = nn.Parameter(log_alpha)
-        else:
-            self.register_buffer("log_alpha", log_alpha)
         self.reset_parameters()
 
     def draw_noise(self, num_objects: int = 1) -> Tensor:
@@ -68,27 +49,9 @@ class GaussianDropout(UnitNoise):
     def multipliers(self, noise: Tensor) -> Tensor:
         return 1 + (0.5 * self.log_alpha).exp() * noise
 
-    def mean(self) -> Tensor:
-        return self.log_alpha.new_ones(self.num_features)
-
-    def log_snr(self) -> Tensor:
-        return -0.5 * self.log_alpha.expand(self.num_features)
-
     def kl_per_unit(self) -> Tensor:
         kl = functional.log_uniform_kl((-functional.wide(self.log_alpha)).exp())
         return kl.expand(self.num_features)
-
-    def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
-        return super().kl_terms() if self.learn else {}
-
-    @torch.no_grad()
-    def clip_log_alpha_(self, low: float, high: float) -> None:
-        if self.log_alpha.requires_grad:
-            self.log_alpha.clamp_(low, high)
-
-    def reset_parameters(self) -> None:
-        self.keep.fill_(True)
-        nn.init.constant_(self.log_alpha, math.log(self.p) - math.log1p(-self.p))
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, p={self.p:g}, share={self.share!r}, learn={self.learn}"
