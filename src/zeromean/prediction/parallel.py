@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from zeromean.prediction.processes import become_child, start_context, started_child
+from zeromean.prediction.processes import become_child, pickled, start_context, started_child
 
 # Computes a step where it is this process's turn, and gives what it has come to; None elsewhere.
 Turn = Callable[[Callable[[], Any]], Any]
 # What exceptions of one process become in the first.
 _MENDABLE = {kind.__name__: kind for kind in (ValueError, TypeError)}
+_IN_A_MODULE = "define classes and functions at the top of a module, or leave devices= out"
 
 
 def alone(step: Callable[[], Any]) -> Any:
@@ -41,9 +42,8 @@ def shared_turns(function: Callable[[Any, Turn], Any], work: Any, devices: int) 
     forks = context.get_start_method() == "fork"
     threads_before = torch.get_num_threads()
     threads = 1 if forks else max(1, threads_before // devices)
-    # A fork has everything as it is. What others are sent is pickled without torch's shared
-    # memory, into which it would move the model of this process.
-    content: Any = work if forks else _pickled(work)
+    # A fork has everything as it is.
+    content: Any = work if forks else pickled(work, "The model or the inputs", _IN_A_MODULE)
     started: list[tuple[Any, Connection]] = []
     try:
         for rank in range(1, devices):
@@ -112,13 +112,3 @@ def _help(
         connection.send_bytes(pickle.dumps((type(error).__name__, str(error))))
     # The first process ends this one when it has everything.
     connection.close()
-
-
-def _pickled(work: Any) -> bytes:
-    try:
-        return pickle.dumps(work)
-    except Exception as error:  # pickle raises many kinds.
-        raise TypeError(
-            f"The model or the inputs cannot be sent to other processes ({error}); define classes "
-            "and functions at the top of a module, or leave devices= out."
-        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -64,6 +65,19 @@ def started_child(
         process.start()
     there.close()  # So that its end shows here.
     return process, here
+
+
+def pickled(work: Any, what: str, advice: str) -> bytes:
+    """What other processes are sent: bytes, for torch's own way moves a model into shared memory.
+
+    Args:
+        what: What it consists of, for the error where it cannot be sent.
+        advice: What to do then.
+    """
+    try:
+        return pickle.dumps(work)
+    except Exception as error:  # pickle raises many kinds.
+        raise TypeError(f"{what} cannot be sent to other processes ({error}); {advice}.") from error
 
 
 def become_child(num_threads: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from zeromean.prediction.processes import become_child, start_context, started_child
+from zeromean.prediction.processes import become_child, pickled, start_context, started_child
 from zeromean.training.distributed import MENDABLE, Group, group_of, is_about_others
 
 # Seconds. A child imports torch and Lightning, on a busy machine perhaps.
@@ -38,7 +38,7 @@ def children(
     context: Any = start_context()
     forked = context.get_start_method() == "fork"
     # A child of a fork has the job as it is. To the others it is sent.
-    content = None if forked else pickled(job)
+    content = None if forked else pickled_job(job)
     threads_before = torch.get_num_threads()
     threads = 1 if forked else max(1, threads_before // world_size)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -124,15 +124,14 @@ def _report(connection: Connection, error: Exception) -> None:
     connection.send((kind, text))
 
 
-def pickled(job: Any) -> bytes:
-    try:
-        return pickle.dumps(job)
-    except Exception as error:  # pickle raises many kinds.
-        raise TypeError(
-            f"The model, the data or the likelihood cannot be sent to other processes ({error}); "
-            "define classes and functions at the top of a module, and use no lambda; or start the "
-            "script by torchrun, where nothing is sent."
-        ) from error
+def pickled_job(job: Any) -> bytes:
+    """A training as other processes get it."""
+    return pickled(
+        job,
+        "The model, the data or the likelihood",
+        "define classes and functions at the top of a module, and use no lambda; or start the "
+        "script by torchrun, where nothing is sent",
+    )
 
 
 def _wait_until_ready(started: dict[int, tuple[Any, Connection]]) -> None:

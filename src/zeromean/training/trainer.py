@@ -16,7 +16,7 @@ from zeromean.arguments import require_choice, require_flag, require_model, show
 from zeromean.extras import how_to_install
 from zeromean.files.lock import locked
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
-from zeromean.training.children import children, pickled
+from zeromean.training.children import children, pickled_job
 from zeromean.training.config import TrainingConfig
 from zeromean.training.data_sources import (
     Data,
@@ -166,7 +166,7 @@ def fit(
             group = ALONE
         elif (served := served_group()) is not None:
             group = served
-            group.share([pickled(job)])
+            group.share([pickled_job(job)])
         elif elsewhere is not None:
             rank, world_size = elsewhere
             group = stack.enter_context(group_of(rank, world_size, accelerator_here))
