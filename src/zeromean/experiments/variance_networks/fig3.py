@@ -80,7 +80,7 @@ CLAIMS.append(phase_transition.SLOW_CLAIM)
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    phase_transition.require_priors(config.priors, lenet.PRIORS)
+    phase_transition.require_priors(config.priors, lenet.LAYER_PRIORS)
     results = {}
     for prior in config.priors:
         network = lenet.Network(posterior="layer", prior=prior)

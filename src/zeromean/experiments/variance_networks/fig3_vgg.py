@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from zeromean.experiments.networks import cifar
+from zeromean.experiments.networks import cifar, distributions
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import PAPER
 from zeromean.experiments.runs.log import RunLog
@@ -80,7 +80,7 @@ CLAIMS = [
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    phase_transition.require_priors(config.priors, cifar.PRIORS)
+    phase_transition.require_priors(config.priors, distributions.PRIORS)
     results: dict[str, Any] = {"bits": cifar.bits(config)}
     for prior in config.priors:
         network = replace(cifar.VARIANCE, prior=prior)

@@ -9,8 +9,6 @@ from zeromean.experiments.networks.cifar.architecture import (
     DETERMINISTIC,
     DROPOUT,
     LAST_LAYERS,
-    POSTERIORS,
-    PRIORS,
     VARIANCE,
     Network,
 )
@@ -37,8 +35,6 @@ __all__ = [
     "DETERMINISTIC",
     "DROPOUT",
     "LAST_LAYERS",
-    "POSTERIORS",
-    "PRIORS",
     "QUICK",
     "SMOKE",
     "VARIANCE",

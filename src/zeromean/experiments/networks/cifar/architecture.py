@@ -11,6 +11,7 @@ from torch import nn
 
 import zeromean as zm
 from zeromean.experiments.networks.cifar.settings import Settings
+from zeromean.experiments.networks.distributions import POSTERIORS, PRIORS
 
 # What the paper has stochastic, and the same in the small network: convolutions, then dense.
 LAST_LAYERS = {
@@ -62,19 +63,6 @@ class Network:
         return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
-POSTERIORS: dict[str, Any] = {
-    "zero-mean": zm.ZeroMean,
-    "layer": partial(zm.Multiplicative, share="layer"),
-    "neuron": partial(zm.Multiplicative, share="neuron"),
-    "weight": partial(zm.Multiplicative, share="weight"),
-    "additive": zm.Additive,
-}
-PRIORS: dict[str, Any] = {
-    "log-uniform": zm.LogUniform(),
-    "student-t": zm.StudentT(kl="quadrature"),
-    "student-t-sample": zm.StudentT(kl="sample"),
-    "ard": zm.ARD(),
-}
 DETERMINISTIC = Network(dropout=False)
 DROPOUT = Network()
 VARIANCE = Network(layers=("last",))
