@@ -21,7 +21,7 @@ from zeromean.robustness.adapter import draws_noise, kept_networks
 from zeromean.robustness.auto_attack import autoattack
 from zeromean.robustness.examples import AdversarialExamples, random_noise
 from zeromean.robustness.judgement import judge
-from zeromean.robustness.pgd import eot_pgd
+from zeromean.robustness.pgd import eot_pgd, usual_step
 from zeromean.text_table import text_table
 
 Verdict = Literal["ok", "suspicious", "not run"]
@@ -92,7 +92,8 @@ def gradient_masking_checks(
     made = {"white": white, "noise": random_noise(images, epsilon, seed=seed)}
     few_steps = max(1, num_steps // 8)
     # As long a step as the full attack has: the same, cut short.
-    made["few steps"] = pgd(num_steps=few_steps, step=_step(epsilon, num_steps))
+    step = usual_step(epsilon, num_steps) if epsilon > 0 else None
+    made["few steps"] = pgd(num_steps=few_steps, step=step)
     noisy = draws_noise(networks, images)
     if noisy and white.num_samples > 1:
         made["one sample"] = pgd(num_samples=1)
@@ -157,7 +158,3 @@ def _compared(name: str, weaker: Tensor, stronger: Tensor, reason: str) -> Check
     verdict: Verdict = "suspicious" if behind else "ok"
     below, above = (errors.double().mean().item() for errors in (weaker, stronger))
     return Check(name, below, above, verdict, reason)
-
-
-def _step(epsilon: float, num_steps: int) -> float | None:
-    return 2.5 * epsilon / num_steps if epsilon > 0 else None

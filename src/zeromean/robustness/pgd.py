@@ -79,7 +79,7 @@ def eot_pgd(
     """
     epsilon = require_epsilon(epsilon)
     num_steps = require_integer("num_steps", num_steps, at_least=1)
-    step = 2.5 * epsilon / num_steps if step is None else _require_step(step)
+    step = usual_step(epsilon, num_steps) if step is None else _require_step(step)
     require_choice("loss", loss, ("cross-entropy", "margin"))
     seed = require_seed(seed)
     batch_size = require_integer("batch_size", batch_size, at_least=1)
@@ -205,6 +205,11 @@ def prepared(
     if targets is not None:
         require_targets(targets, labels, images, num_classes)
     return networks, num_samples
+
+
+def usual_step(epsilon: float, num_steps: int) -> float:
+    """Far enough to come from one end of ±epsilon to the other, and back a little."""
+    return 2.5 * epsilon / num_steps
 
 
 def _log_probabilities_and_gradient(
