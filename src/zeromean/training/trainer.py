@@ -43,7 +43,7 @@ from zeromean.training.early_stopping import best_epoch, is_over
 from zeromean.training.job import Job, why_inexact, world_size_of
 from zeromean.training.likelihoods import Likelihood, as_likelihood
 from zeromean.training.precision import require_precision
-from zeromean.training.serving import served_group
+from zeromean.training.torchrun import served_group
 from zeromean.training.training_sets import require_sets
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def run_experiment(
 
         run_many(name, pending, place=place, client=dask)
     elif jobs == 1 or not pending:
-        from zeromean.training.serving import led_by_the_first
+        from zeromean.training.torchrun import led_by_the_first
 
         with led_by_the_first() as is_first:
             if not is_first:
