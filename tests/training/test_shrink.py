@@ -212,10 +212,10 @@ def refuse(match, error=ValueError, model=None, train=None, validation=None, **o
 
 def test_validation_on_training_data_is_refused():
     data = TensorDataset(*labelled(50, 0))
-    refuse("validation data are the training data", validation=labelled(50, 0))
-    refuse("are the training data", train=DataLoader(data), validation=DataLoader(data))
+    refuse("not trained on.*hold 50 of its 50", validation=labelled(50, 0))
+    refuse("not trained on.*the training data", train=DataLoader(data), validation=DataLoader(data))
     overlapping = Subset(data, range(30)), Subset(data, range(29, 50))
-    refuse("are the training data", train=overlapping[0], validation=overlapping[1])
+    refuse("not trained on.*the training data", train=overlapping[0], validation=overlapping[1])
 
 
 def test_an_untraceable_model_is_refused_with_its_line():

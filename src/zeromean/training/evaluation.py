@@ -38,7 +38,6 @@ def evaluate(
             continue
         on_device = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
         inputs, targets = split_batch(on_device)
-        inputs = tuple(inputs) if isinstance(inputs, list) else inputs
         sums = (_of_classes if likelihood is None else _of_likelihood(likelihood))(
             model, inputs, targets, seed_of(index)
         )

@@ -38,13 +38,13 @@ from zeromean.training.post_hoc.examples import (
     foreign_inputs,
     held_out,
     moved,
-    refuse_training_data,
 )
 from zeromean.training.post_hoc.report import AS_IT_WAS, AddedUncertainty
 from zeromean.training.post_hoc.tasks import Task, fitted_scale, samples_of, task_for
 from zeromean.training.post_hoc.verdict import judged, why_worse
 from zeromean.training.randomness import derived_seed, isolated
 from zeromean.training.trainer import require_lightning
+from zeromean.training.training_sets import refuse_training_data
 
 if TYPE_CHECKING:
     from zeromean.data.batches import Augmentation, EpochAugmentation

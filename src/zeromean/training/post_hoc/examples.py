@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
-from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from zeromean.prediction.inputs import as_arguments, num_examples_in
 from zeromean.training.data_sources import (
@@ -70,7 +69,7 @@ def held_out(name: str, data: Data) -> Examples:
         pairs = [split_batch(batch) for batch in evaluation_batches(data)]
         if not pairs:
             raise ValueError(f"{name} has no batches; it needs at least {FEWEST} examples.")
-        inputs = _joined(name, [_tupled(part) for part, _ in pairs])
+        inputs = _joined(name, [part for part, _ in pairs])
         found = Examples(inputs, torch.cat([targets for _, targets in pairs]))
     if len(found) < FEWEST:
         raise ValueError(
@@ -86,56 +85,6 @@ def foreign_inputs(data: Any) -> Any:
         return data
     tensors = as_image_set(data)
     return held_out("foreign", data).inputs if tensors is None else tensors.images
-
-
-def refuse_training_data(train: Any, validation: Any) -> None:
-    """Refuse validation data that the model is trained on: on these it looks too sure."""
-    if _is_same(train, validation):
-        raise ValueError(
-            "validation must be data that the model was not trained on, got the training data "
-            "themselves; hold some examples out."
-        )
-    ours, theirs = as_image_set(train), as_image_set(validation)
-    if ours is None or theirs is None or ours.images.shape[1:] != theirs.images.shape[1:]:
-        return
-    seen = torch.isin(_fingerprints(theirs.images), _fingerprints(ours.images))
-    count = int(seen.sum())
-    # Real sets repeat some of their examples.
-    if 2 * count > len(seen):
-        raise ValueError(
-            "validation must be data that the model was not trained on, but the training data "
-            f"hold {count} of its {len(seen)} examples; hold some out of both."
-        )
-
-
-def _is_same(train: Any, validation: Any) -> bool:
-    if train is validation:
-        return True
-    one, other = (
-        data.dataset if isinstance(data, DataLoader) else data for data in (train, validation)
-    )
-    if one is other:
-        return True
-    if isinstance(one, Subset) and isinstance(other, Subset):
-        return one.dataset is other.dataset and not set(one.indices).isdisjoint(other.indices)
-    if isinstance(one, TensorDataset) and isinstance(other, TensorDataset):
-        return one.tensors[0] is other.tensors[0]
-    return False
-
-
-def _fingerprints(inputs: Tensor) -> Tensor:
-    """A number for each row that other rows do not have."""
-    rows = inputs.detach().flatten(1) if inputs.dim() > 1 else inputs.detach().unsqueeze(1)
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.rand(rows.shape[1], generator=generator, dtype=torch.float64)
-    # In one order of summation for all of them: equal rows must give equal numbers.
-    sums = [(part.cpu().double() * weights).sum(1) for part in rows.split(1000)]
-    return torch.cat(sums)
-
-
-def _tupled(inputs: Any) -> Any:
-    """Positional arguments as a tuple, which collating makes a list of."""
-    return tuple(inputs) if isinstance(inputs, list) else inputs
 
 
 def _joined(name: str, parts: list[Any]) -> Any:

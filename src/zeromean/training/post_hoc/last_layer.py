@@ -62,7 +62,7 @@ def head_of(model: nn.Module, name: str, batches: Iterable[Any], num_data: int) 
         with _predicting(model):
             for batch in batches:
                 inputs, targets = split_batch(tree_map_only(Tensor, lambda t: t.to(device), batch))
-                args, kwargs = as_arguments(tuple(inputs) if isinstance(inputs, list) else inputs)
+                args, kwargs = as_arguments(inputs)
                 seen.clear()
                 outputs = logits_in(model(*args, **kwargs))
                 if len(seen) != 1 or seen[0][0].dim() != 2 or outputs.shape != seen[0][1].shape:

@@ -21,9 +21,9 @@ from zeromean.files.atomic import whole_file
 from zeromean.training.data_sources import evaluation_batches
 from zeromean.training.distributed import ALONE
 from zeromean.training.evaluation import evaluate
-from zeromean.training.mini_batches import split_batch
+from zeromean.training.mini_batches import first_rows, split_batch
 from zeromean.training.shrinking.result import ShrunkNetwork
-from zeromean.training.shrinking.steps import Work, first_rows
+from zeromean.training.shrinking.steps import Work
 from zeromean.training.shrinking.target import Runtime
 
 # Batches that are timed.

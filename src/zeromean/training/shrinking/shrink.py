@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
 
 from zeromean.arguments import require_flag, require_integer, require_model, require_numbers, shown
 from zeromean.compression.add_unit_noise import add_unit_noise_
@@ -23,21 +22,20 @@ from zeromean.compression.speed import require_onnxruntime
 from zeromean.conversion.to_deterministic import to_deterministic
 from zeromean.files.atomic import whole_file
 from zeromean.training.config import TrainingConfig
-from zeromean.training.data_sources import Data, as_image_set, describe_data, evaluation_batches
+from zeromean.training.data_sources import Data, evaluation_batches
 from zeromean.training.likelihoods import Likelihood, as_likelihood
-from zeromean.training.mini_batches import split_batch
+from zeromean.training.mini_batches import first_rows, split_batch
 from zeromean.training.shrinking.measuring import NETWORK, ONNX, Measurements
 from zeromean.training.shrinking.result import Shrunk, ShrunkNetwork
 from zeromean.training.shrinking.steps import (
     Work,
     drown_units,
-    first_rows,
     tune_,
     with_sparse_weights,
 )
 from zeromean.training.shrinking.target import Target, TargetMissedWarning, speedup
 from zeromean.training.trainer import require_lightning
-from zeromean.training.training_sets import require_sets
+from zeromean.training.training_sets import refuse_training_data, require_sets
 
 if TYPE_CHECKING:
     from zeromean.data.batches import Augmentation, EpochAugmentation
@@ -109,7 +107,7 @@ def shrink(
     require_flag("sparse_weights", sparse_weights)
     likelihood = as_likelihood(likelihood)
     require_sets(likelihood, train=train, validation=validation)
-    _refuse_same_data(train, validation)
+    refuse_training_data(train, validation)
     if target.runtime == "onnxruntime":
         require_onnxruntime()
     example = _example(validation)
@@ -237,28 +235,8 @@ def _say(work: Work, network: ShrunkNetwork, before: ShrunkNetwork, key: str) ->
 
 def _example(validation: Data) -> Any:
     for batch in evaluation_batches(validation):
-        inputs = split_batch(batch)[0]
-        return first_rows(tuple(inputs) if isinstance(inputs, list) else inputs, 64)
+        return first_rows(split_batch(batch)[0], 64)
     raise ValueError("The validation data gave no batch.")
-
-
-def _refuse_same_data(train: Any, validation: Any) -> None:
-    one, other = as_image_set(train), as_image_set(validation)
-    if one is not None and other is not None:
-        same = len(one) == len(other) and describe_data(train) == describe_data(validation)
-    else:
-        sets = [
-            data.dataset if isinstance(data, DataLoader) else data for data in (train, validation)
-        ]
-        same = sets[0] is sets[1]
-        if isinstance(sets[0], Subset) and isinstance(sets[1], Subset):
-            shared = not set(sets[0].indices).isdisjoint(sets[1].indices)
-            same |= sets[0].dataset is sets[1].dataset and shared
-    if same:
-        raise ValueError(
-            "The validation data are the training data, on which nothing can be chosen; keep some "
-            "examples back, with torch.utils.data.random_split for example."
-        )
 
 
 def _keep(folder: Path, chosen: Path) -> None:

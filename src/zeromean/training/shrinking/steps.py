@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from zeromean.compression.add_unit_noise import add_unit_noise_
 from zeromean.compression.compress import trimmed_with_plan
@@ -156,29 +154,10 @@ def with_sparse_weights(work: Work, model: nn.Module, name: str) -> nn.Module:
 def recalibrate_(work: Work, model: nn.Module) -> None:
     """Give BatchNorm the statistics of the network as it is now."""
     if batchnorms(model):
-        recalibrate_batchnorm_(model, islice(_inputs(work), _CALIBRATION_BATCHES))
-
-
-def _inputs(work: Work) -> Iterator[Any]:
-    for batch in evaluation_batches(work.train):
-        inputs = split_batch(batch)[0]
-        yield tuple(inputs) if isinstance(inputs, list) else inputs
+        batches = (split_batch(batch)[0] for batch in evaluation_batches(work.train))
+        recalibrate_batchnorm_(model, islice(batches, _CALIBRATION_BATCHES))
 
 
 def _without_monitor(config: TrainingConfig) -> TrainingConfig:
     """To the last epoch: early ones have the best predictions, and all units."""
     return replace(config, monitor=None, patience=None, monitor_mode=None)
-
-
-def first_rows(inputs: Any, count: int) -> Any:
-    """So many examples; where there are fewer, some come again."""
-
-    def rows(tensor: Tensor) -> Tensor:
-        times = math.ceil(count / len(tensor))
-        return (
-            tensor.repeat(times, *[1] * (tensor.dim() - 1))[:count]
-            if times > 1
-            else (tensor[:count])
-        )
-
-    return tree_map_only(Tensor, rows, inputs)
