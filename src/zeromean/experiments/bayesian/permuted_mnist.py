@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.experiments.bayesian import continual
-from zeromean.experiments.bayesian.continual import Settings, Task, figures
+from zeromean.experiments.bayesian.continual import figures
+from zeromean.experiments.bayesian.tasks import Settings, Task, image_sets
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
 from zeromean.experiments.runs.log import RunLog
@@ -64,7 +65,7 @@ CLAIMS = [
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    train, test = continual.image_sets(config, log)
+    train, test = image_sets(config, log)
     pixels = train.images[0].numel()
     tasks = [
         Task(

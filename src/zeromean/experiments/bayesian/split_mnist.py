@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.experiments.bayesian import continual
-from zeromean.experiments.bayesian.continual import Settings, Task, figures
+from zeromean.experiments.bayesian.continual import figures
+from zeromean.experiments.bayesian.tasks import Settings, Task, image_sets
 from zeromean.experiments.runs.log import RunLog
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ CLAIMS = continual.claims(
 
 
 def run(config: Config, log: RunLog) -> dict[str, Any]:
-    train, test = continual.image_sets(config, log)
+    train, test = image_sets(config, log)
     if not 1 <= config.num_tasks <= train.num_classes // 2:
         raise ValueError(
             f"num_tasks must lie between 1 and {train.num_classes // 2}, the pairs of digits, got "
