@@ -323,7 +323,9 @@ def test_wrong_arguments_are_named():
         zm.become_prior_("model")
     with pytest.raises(TypeError, match="of must be a torch module"):
         zm.become_prior_(zm.Linear(2, 2), of="model")
-    with pytest.raises(ValueError, match=r"build it with another prior and call zm\.become_prior_"):
+    with pytest.raises(
+        ValueError, match=r"build it with another prior, and call zm\.become_prior_"
+    ):
         zm.Linear(2, 2, prior=zm.FromPosterior())
     with pytest.raises(ValueError, match=r"this one has none; call zm\.become_prior_"):
         zm.FromPosterior().kl(zm.Linear(2, 2).weight)

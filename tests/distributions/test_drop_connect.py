@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused():
     for p in (1.0, -0.1):
         with pytest.raises(ValueError, match=rf"p must lie in \[0, 1\), got {p}"):
             zm.DropConnect((2, 2), p=p)
-    with pytest.raises(ValueError, match=r"DropConnect needs uniform noise.*got normal"):
+    with pytest.raises(ValueError, match=r"from uniform noise.*got normal"):
         zm.DropConnect((2, 2), noise=zm.normal, layout=WeightLayout())
     with pytest.raises(ValueError, match="flipout flips signs, which needs symmetric noise"):
         zm.Linear(2, 2, posterior=zm.DropConnect, sampler=zm.flipout)

@@ -165,7 +165,10 @@ def test_what_asks_weights_one_by_one_leaves_it_alone():
     [
         ({"shape": (100, 100)}, "at most 4096 weights, got .*10000; use zm.Additive"),
         ({"shape": (2, 2), "noise": zm.uniform}, "needs normal noise, got uniform"),
-        ({"shape": (2, 2), "layout": WeightLayout(noiseless_row=0)}, "no row without noise"),
+        (
+            {"shape": (2, 2), "layout": WeightLayout(noiseless_row=0)},
+            "padding_idx needs a row without noise",
+        ),
     ],
 )
 def test_what_it_is_not_for_is_refused(options, match):

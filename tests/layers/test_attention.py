@@ -380,7 +380,7 @@ def test_bad_arguments_are_refused():
     x = torch.randn(2, 3, 8)
     with pytest.raises(ValueError, match=r"key of shape \(N, L, 8\).*got \(2, 3, 7\)"):
         layer(x, x[..., :7], x)
-    with pytest.raises(ValueError, match="as many sequences"):
+    with pytest.raises(ValueError, match="the same number of sequences"):
         layer(x, x[:1], x[:1])
     with pytest.raises(TypeError, match="float64"):
         layer(x, x.double(), x)

@@ -168,8 +168,8 @@ REFUSED = {
     ),
     "control flow": (Branching(), "reads the value of a random activation.*method='samples'"),
     "draws": (Noisy(), r"draws noise of its own \(randn_like\)"),
-    "quotient": (behind_noise(lambda y: 1 / y), "quotient by a random activation"),
-    "power": (behind_noise(lambda y: y**3), "squares alone, got an exponent of 3"),
+    "quotient": (behind_noise(lambda y: 1 / y), "Dividing by a random activation"),
+    "power": (behind_noise(lambda y: y**3), "squares and for no other power, got an exponent of 3"),
     "interpolation": (
         behind_noise(lambda y: F.interpolate(y[None], 6, mode="linear")),
         "mode='nearest', got 'linear'",
@@ -210,9 +210,11 @@ def test_options_of_samples_and_covariances_that_are_not_there_are_refused(x):
         zm.predict_proba(model, x, method="moments", seed=0)
     with pytest.raises(ValueError, match="sampler= is for samples"):
         zm.predict_moments(model, x, method="moments", sampler=zm.weight)
-    with pytest.raises(ValueError, match=r"no samples, and so no standard errors.*compare_with"):
+    with pytest.raises(
+        ValueError, match=r"no samples, and so has no standard errors.*compare_with"
+    ):
         zm.predictive_uncertainty(model, x, method="moments", return_stderr=True)
-    with pytest.raises(ValueError, match="seed= is that of compare_with_samples="):
+    with pytest.raises(ValueError, match="seed= is for compare_with_samples="):
         zm.propagate_moments(model, x, seed=0)
     with pytest.raises(ValueError, match=r"4,097 outputs is 16,785,409 numbers for each example"):
         zm.propagate_moments(nn.Linear(4, 4097), x, covariance=True)

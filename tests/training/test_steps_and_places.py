@@ -118,7 +118,7 @@ def test_run_stops_and_keeps_the_weights_of_its_best_epoch(average, tmp_path):
 
 def test_a_metric_that_is_not_there_is_named(tmp_path):
     config = small_config(monitor="validation_nll")
-    with pytest.raises(ValueError, match=r"monitor='validation_nll' is none of the metrics.*loss"):
+    with pytest.raises(ValueError, match=r"'validation_nll' is not among the metrics.*loss"):
         fit(small_network(), blobs(), config, folder=tmp_path)
     config = small_config(monitor="list", monitor_mode="min")
     with pytest.raises(ValueError, match="must be a number"):

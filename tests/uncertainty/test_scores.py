@@ -212,7 +212,7 @@ def test_bad_calibration_is_refused():
         fit_temperature(P, [1, 1])
     with pytest.raises(ValueError, match="at least two classes, got 2 of class 0"):
         calibrated_log_likelihood(P, [0, 1], calibration=(P, [0, 0]))
-    with pytest.raises(ValueError, match="at least 4 of them, got 2"):
+    with pytest.raises(ValueError, match="needs at least 4, got 2"):
         calibrated_log_likelihood(P, [0, 1])
     with pytest.raises(ValueError, match="positive and finite, got 0"):
         apply_temperature(P, 0)

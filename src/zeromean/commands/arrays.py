@@ -28,9 +28,9 @@ def read_rows(path: Path, key: str | None = None, columns: Sequence[str] = ()) -
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
     if key is not None and path.suffix != ".npz":
-        raise ValueError(f"--key chooses an array of an .npz, and {path} is none; leave it out.")
+        raise ValueError(f"--key chooses an array of an .npz, which {path} is not; leave it out.")
     if columns and path.suffix != ".csv":
-        raise ValueError(f"--columns chooses columns of a .csv, and {path} is none; leave it out.")
+        raise ValueError(f"--columns chooses columns of a .csv, which {path} is not; leave it out.")
     array = _read_csv(path, columns) if path.suffix == ".csv" else _read_numpy(path, key)
     name = f"{path}[{key}]" if key else str(path)
     if array.dtype.kind not in _NUMBERS:
@@ -98,8 +98,8 @@ def _read_csv(path: Path, columns: Sequence[str]) -> np.ndarray:
             raise
         reason = str(error).split(";")[0].rstrip(".")
         raise ValueError(
-            f"{path} is not a table of numbers: {reason}; every cell must hold one. --columns "
-            "chooses those that do."
+            f"{path} is not a table of numbers: {reason}; --columns chooses the columns that hold "
+            "numbers."
         ) from error
 
 

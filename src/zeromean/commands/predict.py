@@ -100,7 +100,7 @@ class Predict:
             return Classification(link=self.link, outputs=self.outputs)
         if self.link != "softmax" or self.outputs is not None:
             raise ValueError(
-                "--link and --outputs are for classes; leave them or --regression out."
+                "--link and --outputs are for classes: leave them out, or leave --regression out."
             )
         if self.heteroscedastic and self.noise_variance is not None:
             raise ValueError("--heteroscedastic and --noise-variance exclude each other.")

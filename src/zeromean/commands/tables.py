@@ -22,7 +22,9 @@ def require_place(path: Path, inputs: tuple[Path, ...]) -> None:
     if any(path.exists() and each.exists() and path.samefile(each) for each in inputs):
         raise ValueError(f"--out {path} is one of the files that are read; choose another.")
     if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"--out {path} cannot be written: its folder must exist, and it be none.")
+        raise ValueError(
+            f"--out {path} cannot be written: it must be a file in a folder that exists."
+        )
 
 
 def require_fitting(path: Path, columns: Mapping[str, np.ndarray]) -> None:
@@ -30,8 +32,8 @@ def require_fitting(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     for name, values in columns.items():
         if path.suffix == ".csv" and values.ndim > 2:
             raise ValueError(
-                f"{name} has the shape {values.shape[1:]} for each row, for which a .csv has no "
-                "place; use --out with .npz."
+                f"{name} has the shape {values.shape[1:]} for each row, which a .csv cannot hold; "
+                "give --out a name that ends in .npz."
             )
 
 

@@ -98,8 +98,8 @@ def add_unit_noise_(
         require_numbers(kl_weight=kl_weight)
     if input_noises(model):
         raise ValueError(
-            "The model has noise on its units already; go on training it, or begin with a copy "
-            "from before."
+            "The model has noise on its units already; go on training it, or start from a copy "
+            "that has none."
         )
     run_example(model, example_inputs)
     groups, left = _groups(model, example_inputs, where)

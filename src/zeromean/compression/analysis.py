@@ -32,7 +32,7 @@ class Analysis:
 
 
 def run_example(model: nn.Module, example_inputs: Inputs) -> Any:
-    """What the model puts out for an example, with its means; ValueError where that fails."""
+    """What the model returns for an example, with its means; ValueError where that fails."""
     args, kwargs = as_arguments(example_inputs)
     # A model may write into what it is given.
     args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))

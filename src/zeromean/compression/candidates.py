@@ -20,7 +20,7 @@ class PrunableWeights:
     """The weights (or the neurons) of one posterior.
 
     Attributes:
-        excess: For each of them, what pruning takes the largest of.
+        excess: For each of them how little it matters; pruning takes the largest.
     """
 
     def __init__(self, name: str, posterior: Posterior, by: str, unit: str):

@@ -164,7 +164,7 @@ def compression_report(
     require_model(model)
     require_flag("measure", measure)
     if measure and example_inputs is None:
-        raise ValueError("Times are those of example_inputs, and there are none; pass a batch.")
+        raise ValueError("measure=True times the models on example_inputs; pass a batch of them.")
     require_model(compressed, "compressed")
     plan = plan_of(compressed)
     replanned = plan is None or not _fits(plan, model)

@@ -42,7 +42,7 @@ class LayerCertificate:
             for every draw of them. None where the layer does not draw one weight for all
             positions of an example.
         activation_space: The same for the layer's outputs, for every input: erf(√(Σ m²/v / 8)).
-            None without inputs, and where the outputs share a draw, be it in several calls.
+            None without inputs, and where outputs share a draw, in one call or in several.
     """
 
     weight_space: float | None

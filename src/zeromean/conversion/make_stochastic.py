@@ -66,7 +66,7 @@ class Conversion:
         if noise is None:
             return ""
         if math.isinf(noise):
-            return ": zero mean, it starts anew, so train the model before it predicts"
+            return ": its mean is zero, so that training starts over; train before you predict"
         changes = "" if noise <= MUCH_NOISE else ", which changes predictions: train the model"
         return f": noise {noise:.2g} of its weights{changes}"
 

@@ -97,7 +97,6 @@ def _require_units(name: str, module: nn.Module, x: Tensor | None) -> None:
     wanted = _DIMENSIONS[type(module)]
     if x.dim() != wanted:
         raise ValueError(
-            f"{name} is a {type(module).__name__} on inputs of shape {tuple(x.shape)}, where it "
-            f"does not drop units as noise on units does ({wanted} dimensions); leave it out by "
-            "where=."
+            f"{name} is a {type(module).__name__}, which drops whole units of inputs with {wanted} "
+            f"dimensions, got shape {tuple(x.shape)}; leave it out by where=."
         )

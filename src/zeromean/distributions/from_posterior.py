@@ -1,4 +1,4 @@
-"""The prior that yesterday's posterior becomes: what a weight was, today's posterior starts from.
+"""A prior that is an earlier posterior of the same weight, for learning over time.
 
 What was known stands in buffers of the posterior, so that files, copies, devices and ties have it:
 `prior_mean` and `prior_log_variance`, or `prior_factor` where weights depend on each other.

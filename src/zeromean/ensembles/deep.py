@@ -209,8 +209,8 @@ def _require_importable(*parts: Any) -> None:
         pickle.dumps(parts)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
-            "Other processes must be able to import what trains a member, which they cannot "
-            f"({error}); define it at the top of a module, or use processes=1."
+            f"Other processes cannot import what trains a member ({error}); define it at the top "
+            "of a module, or use processes=1."
         ) from error
 
 

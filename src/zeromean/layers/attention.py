@@ -308,6 +308,6 @@ class MultiheadAttention(MultiWeightLayer):
         fits = key.shape[:-1] == value.shape[:-1]
         if not fits or (examples is not None and key.shape[examples] != query.shape[examples]):
             raise ValueError(
-                "Keys and values must be as many, for as many sequences as there are queries for, "
+                "Keys and values must have one length, and all three the same number of sequences, "
                 f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
             )

@@ -157,8 +157,8 @@ def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
         )
     if isinstance(prior, FromPosterior):
         raise ValueError(
-            "A layer is built before it has a posterior to go back to; build it with another prior "
-            "and call zm.become_prior_(model)."
+            "zm.FromPosterior is a posterior from before, which a new layer does not have; build "
+            "it with another prior, and call zm.become_prior_(model) when it has been trained."
         )
     if posterior.noise is not normal:
         raise ValueError(

@@ -67,7 +67,7 @@ def times(x: Any, other: Any) -> Tensor:
 @register(Tensor.__rtruediv__, Tensor.__rdiv__, torch.reciprocal, Tensor.reciprocal)
 def _quotient(*_: Any, **__: Any) -> Tensor:
     raise NoRuleError(
-        "A quotient by a random activation has no variance (it may come near zero); use "
+        "Dividing by a random activation gives no finite variance, for it may come near zero; use "
         "method='samples'."
     )
 
@@ -100,8 +100,8 @@ def _power(x: Any, exponent: Any) -> Tensor:
     if exponent == 2:
         return _squared(x)
     raise NoRuleError(
-        f"Of powers, moments know squares alone, got an exponent of {exponent}; use "
-        "method='samples'."
+        f"Moments have a rule for squares and for no other power, got an exponent of {exponent}; "
+        "use method='samples'."
     )
 
 

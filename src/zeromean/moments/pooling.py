@@ -149,8 +149,8 @@ def _adaptive_max_pool(num_dims: int) -> Callable[..., Tensor]:
         sizes = [x.shape[d] if s is None else s for d, s in _by_dim(output_size, num_dims)]
         if return_indices or any(x.shape[d] % s for d, s in _by_dim(sizes, num_dims)):
             raise NoRuleError(
-                "Moments know adaptive max pooling without indices to sizes that divide the input, "
-                f"got {tuple(x.shape)} to {output_size}; use method='samples'."
+                "Moments of adaptive max pooling need an output size that divides the input's, and "
+                f"no indices, got {tuple(x.shape)} to {output_size}; use method='samples'."
             )
         windows = [x.shape[d] // s for d, s in _by_dim(sizes, num_dims)]
         return _MAX_POOLS[num_dims](x, windows)

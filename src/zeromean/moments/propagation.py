@@ -109,8 +109,8 @@ class _InsteadOfDraws(TorchFunctionMode):
         if func in _DRAWS:
             name = getattr(func, "__name__", repr(func))
             raise NoRuleError(
-                f"The model draws noise of its own ({name}), whose moments nobody knows; use "
-                "method='samples', a zm layer or nn.Dropout, or give the module that draws it a "
-                "rule with zeromean.moments.register."
+                f"The model draws noise of its own ({name}), for which moments have no rule; use "
+                "method='samples', or draw it in a zm layer or nn.Dropout, or give the module that "
+                "draws it a rule with zeromean.moments.register."
             )
         return func(*args, **kwargs)

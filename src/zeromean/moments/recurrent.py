@@ -14,14 +14,14 @@ from zeromean.moments.rules import NoRuleError, register
 @register(RecurrentLayer)
 def _random_weights(module: Any, *_: Any) -> Tensor:
     raise NoRuleError(
-        f"{type(module).__name__} draws its weights once for all steps, which are far from "
-        "independent then; use method='samples'."
+        f"{type(module).__name__} draws its weights once for all steps, so that the steps are far "
+        "from independent; use method='samples'."
     )
 
 
 @register(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def _random_inputs(*_: Any, **__: Any) -> Tensor:
     raise NoRuleError(
-        "A recurrent layer carries the noise of its input from step to step, and the steps are far "
-        "from independent then; use method='samples'."
+        "A recurrent layer carries the noise of its input from step to step, so that the steps are "
+        "far from independent; use method='samples'."
     )

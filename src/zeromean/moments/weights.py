@@ -32,8 +32,8 @@ class Propagated(KeptNoise):
             return _of_full_covariance(op, x, posterior, bias)
         if not isinstance(posterior, FactorizedPosterior):
             raise NoRuleError(
-                f"Moments know FactorizedPosterior and FullCovariance, got "
-                f"{type(posterior).__name__}, whose covariance nobody told; use method='samples'."
+                "Moments have rules for FactorizedPosterior and FullCovariance, got "
+                f"{type(posterior).__name__}, whose covariance is not known; use method='samples'."
             )
         if isinstance(x, RandomTensor):
             with _plain():

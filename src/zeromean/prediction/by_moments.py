@@ -43,8 +43,8 @@ def wants_moments(
         return False
     if return_stderr:
         raise ValueError(
-            "method='moments' has no samples, and so no standard errors; how far it is off says "
-            "zm.propagate_moments(…, compare_with_samples=10_000)."
+            "method='moments' draws no samples, and so has no standard errors; to see how far it "
+            "is off, call zm.propagate_moments(…, compare_with_samples=10_000)."
         )
     given = {"sampler": sampler, "seed": seed, "chunk_size": chunk_size, "devices": devices}
     for name, value in given.items():

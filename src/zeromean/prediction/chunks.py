@@ -18,7 +18,7 @@ _ON_ROWS = (nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.BatchNorm1d, n
 
 
 def samples_at_once(elements: int) -> int:
-    """How many samples run at once whose largest noisy activation has so many elements."""
+    """How many samples run at once, if the largest noisy activation of one has so many elements."""
     return max(1, ELEMENTS_AT_ONCE // max(elements, 1))
 
 
@@ -37,7 +37,7 @@ def first_chunk_size(model: nn.Module, values: tuple) -> int:
 
 
 def _is_chain_on_rows(model: nn.Module) -> bool:
-    """Whether every activation is as large as the input or as what some layer puts out."""
+    """Whether every activation is as large as the input or the output of some layer."""
     kinds = {type(m) for m in model.modules() if not isinstance(m, Posterior)} - set(_ON_ROWS)
     element_wise = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
     return nn.MultiheadAttention not in kinds and all(k.__module__ in element_wise for k in kinds)

@@ -43,8 +43,8 @@ def _batches_of(loader: DataLoader[Any]) -> list[tuple[tuple, dict[str, Any]]]:
     shuffling = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     if any(isinstance(s, shuffling) or getattr(s, "shuffle", False) for s in samplers):
         raise ValueError(
-            "The DataLoader draws its examples in random order, so that nobody could tell whose "
-            "predictions these are; build it with shuffle=False."
+            "The DataLoader gives its examples in random order, so that predictions could not be "
+            "matched to them; build it with shuffle=False."
         )
     batches = []
     for batch in loader:

@@ -73,8 +73,8 @@ class _Leader:
             kind, value = pickle.loads(self.connections[rank - 1].recv_bytes())
         except (EOFError, OSError) as error:
             raise ChildProcessError(
-                "A process of this prediction was ended from outside, for want of memory perhaps, "
-                "or could not start: in a script, the call must stand under "
+                "A process of this prediction was ended from outside (the machine may be out of "
+                "memory), or could not start: in a script, the call must stand under "
                 "`if __name__ == '__main__':`."
             ) from error
         if kind is not None:

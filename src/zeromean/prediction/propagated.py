@@ -80,7 +80,7 @@ def propagate_moments(
     if compare_with_samples is not None:
         require_integer("compare_with_samples", compare_with_samples, at_least=2)
     elif seed is not None:
-        raise ValueError("seed= is that of compare_with_samples=; moments draw nothing.")
+        raise ValueError("seed= is for compare_with_samples=; moments draw nothing, leave it out.")
     parts = []
     for output in outputs_of(model, inputs, batch_size, select, differentiable=differentiable):
         with torch.set_grad_enabled(differentiable):

@@ -132,8 +132,8 @@ def judge(
         num_samples = require_integer("num_samples", num_samples, at_least=1)
         if num_samples <= most:
             raise ValueError(
-                f"A judge needs more draws than the attack, which averaged over {most}, got "
-                f"num_samples={num_samples}."
+                f"The judge needs more draws than the attack averaged over, {most}, got "
+                f"num_samples={num_samples}; leave it out, or raise it."
             )
 
     def predicted(x: Tensor, number: int) -> Tensor:
@@ -197,8 +197,8 @@ def _require_within(
     farthest = float((made.images - images).abs().amax())
     if bounds and farthest > min(bounds) + _SLACK:
         raise ValueError(
-            f"{name} moved a pixel by {farthest:.4g}, more than epsilon={min(bounds):.4g}; an "
-            "attack that goes farther is no attack within it."
+            f"{name} moved a pixel by {farthest:.4g}, more than epsilon={min(bounds):.4g}; judge "
+            "it at its own epsilon, or attack within this one."
         )
 
 

@@ -194,8 +194,8 @@ def prepared(
     num_samples = require_integer("num_samples", num_samples, at_least=1)
     if num_samples > 1 and not noisy:
         warnings.warn(
-            f"The model draws no noise, so that an average over {num_samples} draws is one draw; "
-            "the attack goes on as one on a deterministic network.",
+            f"The model draws no noise, so that {num_samples} draws are all alike; the attack "
+            "takes one, as on a deterministic network.",
             stacklevel=3,
         )
         num_samples = 1

@@ -240,7 +240,7 @@ class Projections(LinearMap):
         return torch.cat([part.repeat(length) for part, length in parts])
 
     def split(self, output: Tensor) -> list[Tensor]:
-        """What each map has put out, `(*, length, width)`."""
+        """The output of each map, `(*, length, width)`."""
         sizes = list(zip(self.lengths, self.widths, strict=True))
         parts = output.split([length * width for length, width in sizes], dim=-1)
         return [part.unflatten(-1, size) for part, size in zip(parts, sizes, strict=True)]

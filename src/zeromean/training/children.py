@@ -179,6 +179,6 @@ def _explain(started: dict[int, tuple[Any, Connection]], error: RuntimeError) ->
             raise RuntimeError(f"Process {rank} has failed:\n{text}") from error
     which = ", ".join(f"{rank} (code {code})" for rank, code in dead.items())
     raise ChildProcessError(
-        f"Process {which or '?'} of the training was ended from outside, for want of memory "
-        "perhaps; run again to go on after the last complete epoch."
+        f"Process {which or '?'} of the training was ended from outside (the machine may be out of "
+        "memory); run again to go on after the last complete epoch."
     ) from error

@@ -42,8 +42,8 @@ def _value(row: Mapping[str, Any], monitor: str) -> float | None:
     if monitor not in row:
         numbers = [name for name, value in row.items() if isinstance(value, float)]
         raise ValueError(
-            f"monitor={monitor!r} is none of the metrics, which are {', '.join(numbers)}; give "
-            "validation= a set of data, or let on_epoch return it."
+            f"monitor={monitor!r} is not among the metrics, {', '.join(numbers)}; pass "
+            "validation=, or let on_epoch return it."
         )
     value = row[monitor]
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):

@@ -255,13 +255,13 @@ class ElboModule(pl.LightningModule):
 def _require_rate_of_log_alpha(groups: list[dict[str, Any]], config: TrainingConfig) -> None:
     if config.log_alpha_lr is None and any(group["name"] == "log_alpha" for group in groups):
         raise ValueError(
-            "optimizer='sgd' trains log α and log-variances by Adam, whose rates are of another "
-            f"size than lr={config.lr}; set log_alpha_lr, 1e-3 to 3e-2 as a rule."
+            "optimizer='sgd' trains log α and log-variances by Adam, which needs a learning rate "
+            f"of its own, not SGD's lr={config.lr}; set log_alpha_lr, usually 1e-3 to 3e-2."
         )
 
 
 class EpochAverages:
-    """Averages over the objects that an epoch has seen so far."""
+    """Averages over the examples that an epoch has seen so far."""
 
     def __init__(self):
         self.num_objects = 0

@@ -97,8 +97,8 @@ def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
     temperature = _best_temperature(numbers, classes)
     if temperature is None:
         warnings.warn(
-            f"All {len(classes)} predictions are right, so that no temperature is too small for "
-            "them; it stays 1. More examples have some that are wrong.",
+            f"All {len(classes)} predictions are right, so that a smaller temperature always fits "
+            "better; it stays 1. Use more examples, some of which are predicted wrongly.",
             stacklevel=2,
         )
         return 1.0
@@ -141,8 +141,8 @@ def calibrated_log_likelihood(
     splits = require_integer("splits", splits, at_least=1)
     if len(classes) < 4:
         raise ValueError(
-            f"Halves of the examples need at least 4 of them, got {len(classes)}; pass "
-            "calibration=(probabilities, labels)."
+            f"Fitting on one half of the examples and judging on the other needs at least 4, got "
+            f"{len(classes)}; pass calibration=(probabilities, labels)."
         )
     generator = torch.Generator().manual_seed(require_seed(seed))
     total = 0.0

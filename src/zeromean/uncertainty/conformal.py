@@ -52,8 +52,8 @@ class _Trained(BaseEstimator):
     def fit(self, X: Any, y: Any) -> Any:
         """Refused: the network is trained already."""
         raise RuntimeError(
-            f"{type(self).__name__} has a network that is trained already, and trains none; pass "
-            "prefit=True to MAPIE."
+            f"{type(self).__name__} wraps a network that is trained already, and does not train "
+            "it; pass prefit=True to MAPIE."
         )
 
 

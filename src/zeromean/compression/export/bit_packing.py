@@ -44,7 +44,7 @@ def unpack(code: bytes) -> tuple[np.ndarray, bytes]:
     There are at most eight numbers a byte, so that a small file asks for little memory.
     """
     if len(code) < _HEAD.size:
-        raise ValueError("a code of numbers ends in its head")
+        raise ValueError("a code of numbers ends before its header does")
     flags, count, high_size = _HEAD.unpack_from(code)
     bits, fixed = flags & ~_FIXED, bool(flags & _FIXED)
     low_size = -(-count * bits // 8)

@@ -38,7 +38,7 @@ def save_onnx(
     Args:
         model: What `zm.compress` returned, or any model that torch can export.
         path: The file appears under its name only when it is complete.
-        example_inputs: Inputs of the right shape and type, with at least two objects.
+        example_inputs: Inputs of the right shape and type, with at least two examples.
         original: As for `save_compressed`.
     """
     require_model(model)

@@ -38,7 +38,7 @@ _DRAWS = (
 
 
 class _Outputs(NamedTuple):
-    """What the graph puts out, by these names."""
+    """The outputs of the graph, by their names."""
 
     probabilities: Tensor
     entropy: Tensor

@@ -1,4 +1,4 @@
-"""Whether a graph shows what functions do that work in place."""
+"""Functions that work in place: whether they change memory that another node reads too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _changed_in_place(network: fx.GraphModule, node: fx.Node) -> fx.Node | None:
 
 
 def _may_be_view(network: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether what a node puts out may be the memory of its input."""
+    """Whether the output of a node may share the memory of its input."""
     if not node.all_input_nodes:
         return False
     if node.op == "call_module":

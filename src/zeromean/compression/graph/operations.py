@@ -270,7 +270,7 @@ OPERATIONS = (
         build=_build_dropout,
         view=True,
     ),
-    # What is known of these is only whose memory they put out: that of their input, or new one.
+    # Of these it is only known whether their output shares the memory of their input.
     Operation(modules=(nn.Unflatten,), view=True),
     Operation(calls=(operator.floordiv,), in_place=operator.ifloordiv),
     Operation(calls=(operator.mod,), in_place=operator.imod),
@@ -288,7 +288,7 @@ _BY_MODULE: dict[Any, Operation] = {kind: o for o in OPERATIONS for kind in o.mo
 _BY_CALL: dict[Any, Operation] = {call: o for o in OPERATIONS for call in o.calls}
 # What operators that work in place do, apart from where they write.
 IN_PLACE: dict[Any, Any] = {o.in_place: o.calls[0] for o in OPERATIONS if o.in_place is not None}
-# Functions and methods that never put out the memory of their input. In place, they end in _.
+# Functions and methods whose output is always new memory. Those that work in place end in _.
 NEW_MEMORY = {
     name
     for operation in OPERATIONS

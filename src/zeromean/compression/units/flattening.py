@@ -56,8 +56,8 @@ def _flatten_to(
         return nn.Flatten(0, -2) if features == len(source) else None
     if features_behind(network, node) != features or features % len(source):
         return None
-    # It might cut objects into pieces. Without an example that shows it, the layer behind will
-    # refuse what Flatten makes of them.
+    # view(-1, features) might cut an example into pieces. Where no example input shows whether it
+    # does, the layer behind would refuse what Flatten makes of it.
     shape = network[node.all_input_nodes[0]].shape
     return nn.Flatten() if shape is None or shape[1:].numel() == features else None
 
@@ -74,23 +74,23 @@ def _is_batch_size(network: Network, size: Any, of: fx.Node) -> bool:
 
 
 def _have_one_batch(network: Network, before: fx.Node, node: fx.Node) -> bool:
-    """Whether everything that a node is made from comes from another one, object by object."""
+    """Whether everything that a node is made from comes from another one, example by example."""
     ahead, seen = [node], {before}
     while ahead:
         here = ahead.pop()
         if here in seen:
             continue
         role = network.role(here)
-        if role not in _OBJECT_BY_OBJECT:
+        if role not in _EXAMPLE_BY_EXAMPLE:
             return False
         if role is Role.CAT and not (concatenated_dim(here) == -1 or concatenated_dim(here) > 0):
-            return False  # More objects than before.
+            return False  # More examples than before.
         seen.add(here)
         ahead.extend(here.all_input_nodes)
     return True
 
 
-_OBJECT_BY_OBJECT = {
+_EXAMPLE_BY_EXAMPLE = {
     Role.AFFINE,
     Role.DEPTHWISE,
     Role.GROUPED,

@@ -43,7 +43,7 @@ def needed(network: Network, known: dict[fx.Node, Units]) -> Needs:
         empty = next((node for node in reversed(units) if not units[node].any()), None)
         if empty is None:
             return needs
-        # Rather a constant unit: keeping it keeps nothing in front of it.
+        # A constant unit, if there is one: it reads nothing, so that nothing else must stay for it.
         units[empty][int(known[empty].constants.isnan().int().argmin())] = True
 
 

@@ -11,8 +11,8 @@ from zeromean.compression.graph.roles import Role
 def unit_sources(network: Network, node: fx.Node) -> list[fx.Node]:
     """The nodes whose units a node reads: for what picks a last state, the recurrent layer.
 
-    All last states together have none that could go one by one: they are a block for each layer
-    and direction.
+    Last states, taken together, have no units that could be removed one by one: they are a block
+    for each layer and direction.
     """
     if network.role(node) is not Role.STATES:
         return node.all_input_nodes

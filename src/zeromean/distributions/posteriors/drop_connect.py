@@ -49,8 +49,8 @@ class DropConnect(FactorizedPosterior):
             )
         if noise is not uniform:
             raise ValueError(
-                f"DropConnect needs uniform noise, of which it makes binary one, got "
-                f"{noise.__name__}; leave noise= out."
+                f"DropConnect makes its binary noise from uniform noise, got {noise.__name__}; "
+                "leave noise= out."
             )
         self.p = float(p)
         self.mean = nn.Parameter(torch.empty(self.shape, device=device, dtype=dtype))

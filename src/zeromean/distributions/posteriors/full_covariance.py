@@ -48,7 +48,7 @@ class FullCovariance(Posterior):
             )
         if layout.noiseless_row is not None:
             raise ValueError(
-                "FullCovariance has no row without noise, as padding_idx wants; use zm.Additive."
+                "padding_idx needs a row without noise; FullCovariance has none, use zm.Additive."
             )
         if self.numel() > MOST_WEIGHTS:
             raise ValueError(

@@ -84,8 +84,8 @@ class Posterior(nn.Module):
             if hasattr(factorized, "FactorizedPosterior"):  # It is being defined otherwise.
                 cls.__bases__ = (factorized.FactorizedPosterior,)
                 warnings.warn(
-                    f"{cls.__name__} has a mean and a scale for every weight, so that it should be "
-                    "a subclass of zm.FactorizedPosterior, which it is taken for until 0.3.",
+                    f"{cls.__name__} has a mean and a scale for every weight: make it a subclass "
+                    "of zm.FactorizedPosterior, as which it is treated until 0.3.",
                     DeprecationWarning,
                     stacklevel=2,
                 )
