@@ -155,6 +155,8 @@ def test_old_paths_work_and_say_where_the_module_has_gone(monkeypatch, old):
 
 
 def test_packages_and_old_modules_are_attributes_too(monkeypatch):
+    found = {path.name for path in packages() if path.parent == SOURCE}
+    assert set(zm._PACKAGES) == found - {"commands", "experiments"} | {"export"}
     assert zm.samplers.local is zm.local
     assert zm.training.fit.__name__ == "fit"
     monkeypatch.delitem(sys.modules, "zeromean.posteriors", raising=False)

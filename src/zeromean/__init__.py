@@ -287,6 +287,7 @@ _PACKAGES = (
     "robustness",
     "samplers",
     "training",
+    "uncertainty",
 )
 
 
