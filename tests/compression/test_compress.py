@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import zeromean as zm
+from zeromean.compression.compress import trimmed_with_plan, units_left
 from zeromean.compression.modules.adapters import RequireDim
 from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
@@ -843,3 +844,24 @@ def test_outputs_may_be_a_dataclass_and_inputs_any_keywords():
     inputs = {"a": torch.randn(2, 6), "b": torch.randn(2, 6)}
     compressed = zm.compress(model, inputs)
     torch.testing.assert_close(compressed(**inputs).logits, model(**inputs).logits)
+
+
+@torch.no_grad()
+def test_units_left_are_those_that_a_trimmed_network_has():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[0].weight[[1, 3]] = 0.0  # Constants, which go into the biases behind them.
+    model[2].weight[:, 4] = 0.0  # Read by nobody.
+    model[4].weight[:, 0] = 0.0
+    left = units_left(model)
+    assert left["0"].tolist() == [True, False, True, False, False]
+    assert left["2"].tolist() == [False, True, True, True]
+    assert left["4"].all()
+    trimmed, plan = trimmed_with_plan(model)
+    places = {name: trimmed.get_submodule(layer.place) for name, layer in plan.layers.items()}
+    assert {name: places[name].out_features for name in places} == {
+        name: int(left[name].sum()) for name in places
+    }
+    torch.testing.assert_close(places["0"].weight, model[0].weight[left["0"]])
+    x = torch.randn(7, 6)
+    torch.testing.assert_close(trimmed(x), model(x))
