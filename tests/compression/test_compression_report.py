@@ -211,5 +211,5 @@ def test_layers_are_timed_and_drawn(tmp_path):
     report.save_picture(tmp_path / "layers.png")
     assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
     assert zm.compression_report(model, compressed).ms_before is None
-    with pytest.raises(ValueError, match="none; pass a batch"):
+    with pytest.raises(ValueError, match="times the models on example_inputs; pass a batch"):
         zm.compression_report(model, compressed, measure=True)
