@@ -48,6 +48,11 @@ class OtherDefaults(Config):
     size: int = 12
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneMoreField(Config):
+    depth: int = 3
+
+
 @pytest.fixture
 def fake(monkeypatch):
     """An experiment of three stages that counts them, and can be interrupted before one."""
@@ -411,7 +416,12 @@ def test_another_full_configuration_makes_the_one_that_was_a_try(fake, place, tm
     (run,) = record["runs"]
     assert run["config"]["size"] == OtherDefaults().size
     (earlier,) = record["tries"]
-    assert earlier == {"command": "zeromean run fake --seeds 0", "runs": before}
+    assert earlier == {"command": "zeromean run fake --seeds 0", "runs": numbers_of(before)}
+
+
+def numbers_of(runs):
+    """Runs without what figures are drawn from, which tries do not keep."""
+    return [{key: value for key, value in run.items() if key != "curves"} for run in runs]
 
 
 def other_numbers(fake, change=1.0):
@@ -435,7 +445,7 @@ def collected_twice(fake, place, tmp_path, first, second):
 def test_a_new_run_of_the_same_configuration_is_shown_and_the_old_one_kept(fake, place, tmp_path):
     before, after = collected_twice(fake, place, tmp_path, [0, 1], [0, 1])
     assert [run["metrics"]["last"] for run in after["runs"]] == [1.0, 2.0]
-    assert [each["runs"] for each in after["tries"]] == [before["runs"]]
+    assert [each["runs"] for each in after["tries"]] == [numbers_of(before["runs"])]
     # Again, and nothing changes.
     others = tmp_path / "others"
     assert records.collect(others, tmp_path / "results") == []
@@ -443,7 +453,10 @@ def test_a_new_run_of_the_same_configuration_is_shown_and_the_old_one_kept(fake,
     records.collect(place.runs, tmp_path / "results")
     again = read(tmp_path / "results", "fake.json")
     assert again["runs"] == before["runs"]
-    assert [each["runs"] for each in again["tries"]] == [after["runs"], before["runs"]]
+    assert [each["runs"] for each in again["tries"]] == [
+        numbers_of(after["runs"]),
+        numbers_of(before["runs"]),
+    ]
 
 
 def test_a_run_of_fewer_seeds_does_not_take_the_place_of_more(fake, place, tmp_path, capsys):
@@ -463,6 +476,152 @@ def test_seeds_that_come_later_join_those_of_a_record(fake, place, tmp_path):
     assert [run["seed"] for run in record["runs"]] == [0, 1, 2, 3]
     assert record["command"] == "zeromean run fake --seeds 0 1 2 3"
     assert record["tries"] == []
+
+
+def test_a_seed_of_another_session_joins_and_each_keeps_its_provenance(
+    fake, place, tmp_path, monkeypatch
+):
+    runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
+    expected = records.record_of("fake", place.runs)
+    shutil.rmtree(identity.run_folder("fake", Config(seed=2), place.runs))
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    before = read(path.parent, path.name)["runs"]
+    # A day later, on a machine that has none of the earlier runs, at a later commit.
+    monkeypatch.setattr(provenance, "commit", lambda: LATER)
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    (folder,) = runner.run_experiment("fake", Config(), [2], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == [path]
+    record = read(path.parent, path.name)
+    assert record["runs"][:2] == before
+    assert [run["environment"]["commit"] for run in record["runs"]] == [COMMIT, COMMIT, LATER]
+    assert record["runs"][2]["cpu_seconds"] == read(folder)["cpu_seconds"]
+    # The figure is that of all three, and not only of those whose runs are there.
+    assert record["figures"] == expected["figures"]
+    assert section("fake", "", read_record(path)).rows[0].verdict == "confirmed"
+    assert section("fake", "", read_record(path)).marks == []
+    assert records.collect(others.runs, tmp_path / "results") == []
+
+
+def test_figures_of_a_record_that_has_no_curves_say_whose_they_are(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    record = read(path.parent, path.name)
+    del record["checksum"], record["drawn"]
+    for run in record["runs"]:
+        del run["curves"], run["version"]
+    path.write_text(json.dumps(record))
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), [2], place=others)
+    records.collect(others.runs, tmp_path / "results")
+    after = read(path.parent, path.name)
+    assert after["figures"] == record["figures"]
+    assert section("fake", "", read_record(path)).drawn == "The figures show seeds 0, 1 alone."
+    # Once the others are there again, all of them are drawn.
+    records.collect(place.runs, tmp_path / "results")
+    assert section("fake", "", read_record(path)).drawn == ""
+    assert read(path.parent, path.name)["figures"] != record["figures"]
+
+
+def test_a_seed_that_the_record_has_is_not_missing(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), [0, 2], place=others)
+    refused = []
+    assert records.collect(others.runs, tmp_path / "results", refused.append) == [path]
+    assert refused == []
+    runner.run_experiment("fake", Config(), [4], place=others)
+    assert records.collect(others.runs, tmp_path / "results", refused.append) == []
+    assert re.search(r"is not collected, seed 3 is missing; run it too", refused[0])
+    assert [run["seed"] for run in read(path.parent, path.name)["runs"]] == [0, 1, 2]
+
+
+def test_a_seed_that_was_started_last_is_named_until_it_is_there(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    unfinished(fake, place, 1)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    mark = "started and not in it: seed 1"
+    assert section("fake", "", read_record(path)).marks == [mark]
+    # Also where another machine knows nothing of it.
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), [0], place=others)
+    assert records.collect(others.runs, tmp_path / "results") == []
+    runner.run_experiment("fake", Config(), [1], place=others)
+    records.collect(others.runs, tmp_path / "results")
+    assert section("fake", "", read_record(path)).marks == []
+
+
+def test_runs_of_another_version_are_refused_and_the_others_stay(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [2], place=place)
+    fake.VERSION = 2
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", Config(), [0, 1], place=others)
+    (path,) = records.collect(others.runs, tmp_path / "results")
+    before, refused = path.read_text(), []
+    assert records.collect(place.runs, tmp_path / "results", refused.append) == []
+    (sentence,) = refused
+    assert re.search(r"seed 2: it is of version 1 of the experiment, which is at 2", sentence)
+    assert path.read_text() == before
+
+
+def test_seeds_of_another_configuration_do_not_join_and_it_is_said(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    fake.Config = OtherDefaults
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", OtherDefaults(), [2], place=others)
+    refused = []
+    records.collect(others.runs, tmp_path / "results", refused.append)
+    (sentence,) = refused
+    assert re.search(r"seeds 0, 1 .* size = 10 where that of today has 12.*tries", sentence)
+    assert [run["seed"] for run in read(path.parent, path.name)["runs"]] == [2]
+
+
+def test_a_setting_that_came_later_had_its_default_before(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    fake.Config = OneMoreField
+    fake.QUICK, fake.SMOKE = OneMoreField(size=5), OneMoreField(size=1)
+    others = runner.Place(runs=tmp_path / "others", progress=False)
+    runner.run_experiment("fake", OneMoreField(), [2], place=others)
+    refused = []
+    assert records.collect(others.runs, tmp_path / "results", refused.append) == [path]
+    record = read(path.parent, path.name)
+    assert [run["seed"] for run in record["runs"]] == [0, 1, 2]
+    assert {run["digest"] for run in record["runs"]} == {identity.digest(OneMoreField())}
+    assert (refused, record["tries"]) == ([], [])
+    # Those of the older digest are the record's, and nobody's own.
+    assert not any(run.get("own") for run in own_runs(tmp_path / "results", place.runs))
+
+
+def test_one_clean_seed_takes_the_place_of_several_of_unknown_origin(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+
+    def as_it_was(record):
+        for key in ("checksum", "version", "tries", "deterministic"):
+            del record[key]
+        for run in record["runs"]:
+            del run["version"], run["cpu_seconds"]
+            run["environment"]["commit"] = "unknown"
+
+    edit(path, as_it_was)
+    for seed in (0, 1):
+        others = runner.Place(runs=tmp_path / f"others-{seed}", progress=False)
+        runner.run_experiment("fake", Config(), [seed], place=others)
+        records.collect(others.runs, tmp_path / "results")
+    record = read(path.parent, path.name)
+    assert [run["seed"] for run in record["runs"]] == [0, 1]
+    assert section("fake", "", read_record(path)).marks == []
+    assert [len(each["runs"]) for each in record["tries"]] == [3]
+
+
+def unfinished(fake, place, seed):
+    """A run that has started and was interrupted."""
+    fake.interrupt_at = "three"
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_experiment("fake", Config(), [seed], place=place)
+    fake.interrupt_at = None
 
 
 def test_a_stale_record_makes_room_for_fewer_seeds(fake, place, tmp_path):
@@ -525,12 +684,12 @@ def test_a_missing_seed_is_refused(fake, place, tmp_path):
     refused = []
     shutil.rmtree(identity.run_folder("fake", Config(seed=1), place.runs))
     assert records.collect(place.runs, tmp_path / "results", refused.append) == []
-    # One that was started last and is not finished is missing, too.
+    # One that was started before the others and is not finished is missing, too.
     runner.run_experiment("fake", Config(), [1], place=place)
-    (identity.run_folder("fake", Config(seed=2), place.runs) / "done.json").unlink()
+    (identity.run_folder("fake", Config(seed=0), place.runs) / "done.json").unlink()
     assert records.collect(place.runs, tmp_path / "results", refused.append) == []
     assert re.search(r"is not collected, seed 1 is missing; run it too", refused[0])
-    assert re.search(r"is not collected, seed 2 is missing; run it too", refused[1])
+    assert re.search(r"is not collected, seed 0 is missing; run it too", refused[1])
 
 
 def test_a_digest_of_something_else_is_refused(fake, place, tmp_path):

@@ -92,6 +92,11 @@ def format_seeds(seeds: list[int]) -> str:
     )
 
 
+def in_words(seeds: list[int]) -> str:
+    """seed 3, seeds 0–4."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {format_seeds(seeds)}"
+
+
 def format_setting(value: Any) -> str:
     """A value of a configuration: text as it is, yes and no, everything else as JSON."""
     if isinstance(value, bool):

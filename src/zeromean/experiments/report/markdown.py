@@ -58,7 +58,7 @@ def _counted(sections: list[Section]) -> str:
     if counts.marked:
         text += (
             f"\n\n{counts.marked} of the {counts.judged} verdicts on documents come from records "
-            "that are marked below: stale, or without a clean commit."
+            "that are marked below: stale, without a clean commit, or with a seed that is missing."
         )
     return text
 
@@ -79,6 +79,8 @@ def _section(part: Section, picture: Path | None) -> str:
     if picture is not None:
         titles = "; ".join(figure.title for figure in part.figures)
         parts.append(f"![{titles.replace('[', '(').replace(']', ')')}]({picture.as_posix()})")
+        if part.drawn:
+            parts.append(part.drawn)
     parts += part.notes
     if part.tries:
         parts.append(_tries(part.tries))

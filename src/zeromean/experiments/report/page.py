@@ -18,6 +18,7 @@ from zeromean.experiments.report.formats import (
     format_seeds,
     format_setting,
     format_summary,
+    in_words,
     with_unit,
 )
 from zeromean.experiments.report.notes import fill
@@ -102,6 +103,8 @@ class Section:
     """Why what is shown is to be taken with care."""
     rows: list[Row]
     figures: list[Plot]
+    drawn: str
+    """Which seeds the figures show, in a sentence; empty where they are all."""
     notes: list[str]
     unfinished: list[str]
     """Own runs that have started and have no result: where, and whether they still run."""
@@ -165,8 +168,7 @@ def section(name: str, title: str, record: Record | None, *, version: int | None
         command=record.command,
         groups=groups,
         tries=[_group(runs, record, shown[0], today) for runs in record.tries if runs and shown],
-        marks=(groups[0].marks if groups else [])
-        + ([f"changed by hand: {name}.json"] if record.changed else []),
+        marks=(groups[0].marks if groups else []) + _marks_of_record(record),
         rows=groups[0].rows if groups else [_row(claim, [], record) for claim in record.claims],
         figures=[
             Plot(
@@ -177,6 +179,7 @@ def section(name: str, title: str, record: Record | None, *, version: int | None
             )
             for figure in record.figures
         ],
+        drawn=_drawn(record, shown),
         notes=_notes(record, shown, today),
         unfinished=record.unfinished,
     )
@@ -252,6 +255,23 @@ def _marks(runs: list[Run], today: int) -> list[str]:
     elif any(commit == "unknown" or commit.endswith("+") for commit in commits):
         marks.append("no clean commit")
     return marks
+
+
+def _marks_of_record(record: Record) -> list[str]:
+    marks = []
+    if record.started:
+        marks.append(f"started and not in it: {in_words(record.started)}")
+    if record.changed:
+        marks.append(f"changed by hand: {record.name}.json")
+    return marks
+
+
+def _drawn(record: Record, shown: list[Run]) -> str:
+    known = record.figures and record.drawn
+    everything = {run.seed for run in shown}
+    if not known or {*record.drawn} == everything:
+        return ""
+    return f"The figures show {in_words(record.drawn)} alone."
 
 
 def _notes(record: Record, shown: list[Run], today: int) -> list[str]:

@@ -124,6 +124,10 @@ class Record:
     """Whether its checksum is that of something else: it was changed by hand."""
     unfinished: list[str] = field(default_factory=list)
     """Own runs that have started and have no result: where, and whether they still run."""
+    drawn: list[int] = field(default_factory=list)
+    """Seeds that the figures show; empty where that is not known."""
+    started: list[int] = field(default_factory=list)
+    """Seeds that were started and had no result when the record was written."""
 
 
 def read_records(folder: Path, on_damage: Callable[[str], object] = refuse) -> dict[str, Record]:
@@ -168,7 +172,7 @@ def parse_record(content: Any, path: Path) -> Record:
 
 def _record(value: JsonValue) -> Record:
     notes, tries, deterministic = (value.get(k) for k in ("notes", "tries", "deterministic"))
-    unfinished = value.get("unfinished")
+    unfinished, drawn, started = (value.get(key) for key in ("unfinished", "drawn", "started"))
     record = Record(
         name=value["name"].text(),
         title=value["title"].text(),
@@ -183,6 +187,8 @@ def _record(value: JsonValue) -> Record:
         deterministic=deterministic.flag() if deterministic else False,
         changed=is_changed(value.object()),
         unfinished=[item.text() for item in unfinished] if unfinished else [],
+        drawn=[item.integer() for item in drawn] if drawn else [],
+        started=[item.integer() for item in started] if started else [],
     )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", record.name):
         value["name"].fail(f"must be letters, digits, '-', '_' and '.', got {record.name!r}.")

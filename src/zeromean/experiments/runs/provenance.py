@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,11 @@ def fault(run: Mapping[str, Any]) -> str:
     return ""
 
 
-def missing_seed(seeds: Sequence[int], unfinished: Sequence[int] = ()) -> int | None:
-    """The first seed that is left out: between two others, or started and not finished."""
+def missing_seed(seeds: Collection[int], unfinished: Collection[int] = ()) -> int | None:
+    """The first seed that is left out: between two others, or started before and not finished."""
     everything = range(min(seeds), max(seeds) + 1)
-    left_out = sorted({*(set(everything) - set(seeds)), *unfinished})
+    begun = {seed for seed in unfinished if seed < max(seeds)}
+    left_out = sorted({*everything, *begun} - {*seeds})
     return left_out[0] if left_out else None
 
 

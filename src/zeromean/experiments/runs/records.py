@@ -1,21 +1,21 @@
 """Small records of finished runs: one JSON file an experiment, to be committed and reported.
 
 A record has the runs that are shown, and the tries: what was shown before, at full size, and is no
-longer. A new run replaces nothing. `checksum` is that of everything else in the file.
+longer. A new run replaces nothing, and seeds join one by one. `curves` of a run is what figures are
+drawn from (`curves.py`), `drawn` the seeds that they show, `started` the seeds that were begun and
+have no result yet. `checksum` is that of everything else in the file.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from zeromean.experiments import registry
-from zeromean.experiments.runs import provenance
 from zeromean.experiments.runs.checksum import is_changed, sealed
-from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.damage import damage_of, refuse
 from zeromean.experiments.runs.finished_runs import (
     SIZES,
@@ -25,18 +25,18 @@ from zeromean.experiments.runs.finished_runs import (
     by_digest,
     done_files,
     flat,
-    is_timing,
     list_unfinished,
-    rank_of,
     read_finished,
     read_run,
     size_in_command,
-    size_of,
-    with_nan,
 )
 from zeromean.experiments.runs.identity import digest_of
-from zeromean.experiments.runs.json_files import plain, read_json, replace_text, to_json
-from zeromean.experiments.runs.provenance import UNKNOWN, fault, missing_seed
+from zeromean.experiments.runs.json_files import read_json, replace_text, to_json
+from zeromean.experiments.runs.merging import believed_seeds, completed, merged, older, result_of
+from zeromean.experiments.runs.provenance import fault, missing_seed
+from zeromean.experiments.runs.record import record
+
+__all__ = ["collect", "flat", "record_of", "status", "with_own_runs"]
 
 
 def _complain(sentence: str) -> None:
@@ -61,11 +61,12 @@ def collect(
         with damage_of(path, on_damage):
             before = _read(path, name)
             with damage_of(runs / name, on_damage):
-                found = _believed(name, runs, on_damage)
-                record = sealed(_merged(before, found, name, path, on_damage))
-                if record["runs"] and record != before:
+                known = believed_seeds(name, before)
+                found, started = _believed(name, runs, known, on_damage)
+                content = sealed(merged(before, found, started, name, path, on_damage))
+                if content["runs"] and content != before:
                     results.mkdir(parents=True, exist_ok=True)
-                    replace_text(path, _with_short_lists(to_json(record, indent=1)) + "\n")
+                    replace_text(path, _with_short_lists(to_json(content, indent=1)) + "\n")
                     paths.append(path)
     return paths
 
@@ -76,7 +77,7 @@ def record_of(name: str, runs: Path, on_damage: Callable[[str], object] = refuse
     `runs` has every finished run, the best size first; `figures` shows the runs of the first
     configuration alone. Lists are left out of the metrics: they are what the figures show.
     """
-    return _record(name, sorted(read_finished(name, runs, on_damage), key=best_first))
+    return record(name, sorted(read_finished(name, runs, on_damage), key=best_first))
 
 
 def with_own_runs(
@@ -103,20 +104,20 @@ def with_own_runs(
         known: set[str] = set()
         if path and path.exists():
             with damage_of(path, on_damage):
-                record = read_json(path, "runs")
-                known = {_result(name, run) for run in record["runs"]}
-                before = record
+                content = read_json(path, "runs")
+                known = {result_of(name, run) for run in content["runs"]}
+                before = content
         if runs:
             with damage_of(runs / name, on_damage):
                 unfinished = list_unfinished(name, runs)
                 after = record_of(name, runs, on_damage)
-        own = [{**run, "own": True} for run in after["runs"] if _result(name, run) not in known]
+        own = [{**run, "own": True} for run in after["runs"] if result_of(name, run) not in known]
         if before is not None:
             both = {**before, "runs": [*before["runs"], *own], "unfinished": unfinished}
             # What was not changed by hand is not so with what stands next to it.
             found[name] = both if is_changed(before) or "checksum" not in before else sealed(both)
         elif own or unfinished:
-            empty = {**_record(name, []), "command": f"zeromean run {name}"}
+            empty = {**record(name, []), "command": f"zeromean run {name}"}
             found[name] = {**(after if own else empty), "runs": own, "unfinished": unfinished}
     return found
 
@@ -130,57 +131,6 @@ def status(name: str, runs: Path, on_damage: Callable[[str], object] = refuse) -
     sizes += [each.split(": ")[-1] for each in list_unfinished(name, runs)]
     counts = {size: sizes.count(size) for size in (*SIZES, *UNFINISHED) if size in sizes}
     return ", ".join(f"{count} {size}" for size, count in counts.items()) or "not run"
-
-
-def _record(name: str, runs: Runs) -> dict[str, Any]:
-    """A record of runs that still have their lists."""
-    experiment = registry.load(name)
-    shown = [run for run in runs if run["digest"] == runs[0]["digest"]]
-    numbers = [{**run, "metrics": with_nan(run["metrics"])} for run in shown]
-    # What was not finite in a metric is not in a figure either: JSON has no word for it.
-    figures = plain(experiment.figures(numbers)) if shown else []
-    claimed = {metric for claim in experiment.CLAIMS for metric in claim.metrics}
-    runs = [{**run, "metrics": flat(run["metrics"], claimed)} for run in runs]
-    return {
-        "name": name,
-        **_words(name, runs),
-        "command": _command(shown),
-        "runs": runs,
-        "tries": [],
-        "figures": figures,
-    }
-
-
-def _words(name: str, runs: Runs) -> dict[str, Any]:
-    """What a record says besides the numbers of its runs: as the code says it today."""
-    experiment = registry.load(name)
-    measured = {key for run in runs for key in run["metrics"]}
-    return {
-        "title": experiment.TITLE,
-        "source": experiment.SOURCE,
-        "version": registry.version(name),
-        "deterministic": getattr(experiment, "DETERMINISTIC", False),
-        "claims": [
-            _claim(claim) for claim in experiment.CLAIMS if measured.issuperset(claim.metrics)
-        ],
-        # What was checked where ours is not as the document's.
-        "notes": "\n\n".join(getattr(experiment, "NOTES", ())),
-    }
-
-
-def _claim(claim: Claim) -> dict[str, Any]:
-    return {
-        "metric": claim.metric,
-        "label": claim.label,
-        "value": claim.value,
-        "tolerance": claim.tolerance,
-        "direction": claim.direction,
-        "unit": claim.unit,
-        "author": claim.author.key,
-        "source": str(claim.author),
-        **({"statistic": claim.statistic} if claim.statistic != "mean" else {}),
-        **({"seeds_in_run": claim.seeds_in_run} if claim.seeds_in_run else {}),
-    }
 
 
 def _read(path: Path, name: str) -> dict[str, Any] | None:
@@ -216,111 +166,36 @@ def _read(path: Path, name: str) -> dict[str, Any] | None:
     return record
 
 
-def _believed(name: str, runs: Path, on_damage: Callable[[str], object]) -> Runs:
-    """The finished runs of a folder, by configurations whose every seed has its provenance."""
-    found = by_digest(read_finished(name, runs, on_damage))
-    for digest, seeds in list(found.items()):
+def _believed(
+    name: str,
+    runs: Path,
+    known: Mapping[str, Collection[int]],
+    on_damage: Callable[[str], object],
+) -> tuple[Runs, dict[str, list[int]]]:
+    """The finished runs of a folder, by configurations whose every seed has its provenance.
+
+    And the seeds that were started after the last of these, by configuration. `known` are the seeds
+    that a record has, which are not missing.
+    """
+    believed: Runs = []
+    started: dict[str, list[int]] = {}
+    for digest, seeds in by_digest(read_finished(name, runs, on_damage)).items():
         folder = runs / name / digest
-        started = {int(each.name.removeprefix("seed-")) for each in folder.glob("seed-*")}
+        begun = {int(each.name.removeprefix("seed-")) for each in folder.glob("seed-*")}
+        digest_today = completed(name, next(iter(seeds.values())))["digest"]
         clause = next((f"seed {s}: {why}" for s, run in seeds.items() if (why := fault(run))), "")
-        missing = missing_seed(list(seeds), sorted(started - seeds.keys()))
+        clause = clause or next(
+            (f"seed {s}: {why}" for s, run in seeds.items() if (why := older(name, run))), ""
+        )
+        missing = missing_seed({*seeds, *known.get(digest_today, ())}, begun - seeds.keys())
         if not clause and missing is not None:
             clause = f"seed {missing} is missing; run it too"
         if clause:
             on_damage(f"{folder} is not collected, {clause}.")
-            del found[digest]
-    return [run for seeds in found.values() for run in seeds.values()]
-
-
-def _merged(
-    before: dict[str, Any] | None,
-    found: Runs,
-    name: str,
-    path: Path,
-    on_damage: Callable[[str], object],
-) -> dict[str, Any]:
-    """A record with new runs in it; what it no longer shows is among its tries."""
-    after = _record(name, sorted(found, key=best_first))
-    if before is None:
-        return after
-    old, new = by_digest(_adopted(before)), by_digest(after["runs"])
-    tries = list(before.get("tries", ()))
-    today = registry.version(name)
-    best = min((rank_of(size_of(seeds)) for seeds in old.values()), default=len(SIZES))
-    for digest, seeds in new.items():
-        if size_of(seeds) == "smoke" and best < rank_of("smoke"):
-            continue  # It shows that the machinery runs, and nothing else.
-        if size_of(seeds) == "full":
-            # Where another configuration was the full one, it is so no more.
-            for other in [
-                d for d, known in old.items() if d != digest and size_of(known) == "full"
-            ]:
-                tries.insert(0, _try(old.pop(other)))
-        known = old.get(digest)
-        if known is None:
-            old[digest] = seeds
             continue
-        agree = all(
-            _result(name, run) == _result(name, known[s]) for s, run in seeds.items() if s in known
-        )
-        good = all(run.get("version", 1) == today and not fault(run) for run in known.values())
-        if agree and good:
-            old[digest] = {**seeds, **known}
-        elif len(seeds) >= len(known) or any(r.get("version", 1) < today for r in known.values()):
-            tries.insert(0, _try(known))
-            old[digest] = seeds
-        else:
-            on_damage(
-                f"{path} goes on to show its {len(known)} seeds; the {len(seeds)} of {digest} that "
-                "are new stand among its tries."
-            )
-            tries.insert(0, _try(seeds))
-    merged = sorted((run for seeds in old.values() for run in seeds.values()), key=best_first)
-    shown = [run for run in merged if run["digest"] == merged[0]["digest"]] if merged else []
-    drawn = {run["seed"] for run in after["runs"] if shown and run["digest"] == shown[0]["digest"]}
-    redrawn = bool(shown) and drawn == {run["seed"] for run in shown}
-    return {
-        "name": name,
-        **_words(name, merged),
-        "command": _command(shown) or before["command"],
-        "runs": merged,
-        "tries": _without_repetitions(name, tries),
-        "figures": after["figures"] if redrawn else before["figures"],
-    }
-
-
-def _adopted(record: dict[str, Any]) -> Runs:
-    """The runs of a record; older ones have as much of their provenance as is known."""
-    adopted = []
-    for run in record["runs"]:
-        commit = str(run["environment"].get("commit") or UNKNOWN)
-        lost = (
-            "version" not in run
-            and commit != UNKNOWN
-            and provenance.commit_exists(commit.rstrip("+")) is False
-        )
-        adopted.append(
-            {**run, "version": run.get("version", 1), **({"lost": True} if lost else {})}
-        )
-    return adopted
-
-
-def _try(seeds: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    runs = list(seeds.values())
-    return {"command": _command(runs), "runs": runs}
-
-
-def _without_repetitions(name: str, tries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    kept: dict[tuple[str, ...], dict[str, Any]] = {}
-    for each in tries:
-        kept.setdefault(tuple(_result(name, run) for run in each["runs"]), each)
-    return list(kept.values())
-
-
-def _result(name: str, run: Mapping[str, Any]) -> str:
-    """What makes two runs the same: configuration, seed, version and numbers, but for times."""
-    metrics = {key: value for key, value in run["metrics"].items() if not is_timing(name, key)}
-    return digest_of([run["digest"], run["seed"], run.get("version", 1), metrics])
+        believed += [completed(name, run) for run in seeds.values()]
+        started.setdefault(digest_today, []).extend(begun - seeds.keys())
+    return believed, started
 
 
 def _with_short_lists(text: str) -> str:
@@ -330,11 +205,3 @@ def _with_short_lists(text: str) -> str:
 
 def _on_one_line(items: str) -> str:
     return "[" + ", ".join(re.split(r",\n\s*", items)) + "]"
-
-
-def _command(runs: Runs) -> str:
-    """The command that makes all of these runs, which differ by their seeds alone."""
-    if not runs or "command" not in runs[0]:
-        return ""
-    start, _, _ = runs[0]["command"].rpartition(" --seeds ")
-    return " ".join([start, "--seeds", *(str(run["seed"]) for run in runs)])
