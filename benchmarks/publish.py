@@ -11,6 +11,8 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+import lstm_tables
+
 from zeromean.experiments.report.page import section
 from zeromean.experiments.report.records import read_record
 
@@ -66,6 +68,9 @@ def main() -> int:
         ("docs/linear_models.md", "overconfidence", overconfidence),
         ("docs/compression.md", "report", compression_report),
         ("docs/compression.md", "speed", compression),
+        ("docs/recurrent.md", "sparse", lstm_tables.sparse),
+        ("docs/recurrent.md", "compressed", lstm_tables.compressed),
+        ("docs/recurrent.md", "bits", lstm_tables.bits),
         ("docs/samplers.md", "accuracy", samplers),
         ("docs/tutorials/train.md", "collapse", collapse),
         ("docs/moments.md", "cost", cost_of_moments),

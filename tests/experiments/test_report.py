@@ -550,6 +550,32 @@ def test_what_is_not_reproduced_is_listed(tmp_path):
     assert "**A paper**\n\n- Figure 7: attacks (no GPU)." in markdown
 
 
+def test_what_has_not_been_run_at_full_size_is_not_reproduced_either(tmp_path):
+    covers = {
+        "table1": [("A paper", "Table 1", "ELBO")],
+        "fig7": [("A paper", "Figure 7", "attacks"), ("A paper", "Table 1", "ELBO")],
+    }
+    text = shown_text(tmp_path, table1_runs(), Registry(covers=covers))
+    listed = text[text.index("Not reproduced") :]
+    assert "Figure 7: attacks (the experiment `fig7` has not been run at full size)" in listed
+    assert "Table 1: ELBO" not in listed
+    quick = table1_runs(size="quick")
+    text = shown_text(tmp_path, quick, Registry(covers=covers))
+    why = "the experiments `table1`, `fig7` have not been run at full size"
+    assert f"Table 1: ELBO ({why})" in text
+
+
+def test_first_screen_counts_by_document_and_says_what_is_refuted(path, tmp_path):
+    output = build_markdown(path.parents[1] / "results", tmp_path / "results.md", KNOWN)
+    first = output.read_text("utf-8").partition("## By experiment")[0]
+    judged = "| claims of | judged | confirmed | refuted | open | seen twice | seen once |"
+    assert first.index(judged) < first.index("Refuted, of the documents' claims:")
+    assert "| **all documents** | **6** | **3** | **3** |" in first
+    assert "| **bounds of our own** | **1** | **0** | **1** |" in first
+    refuted = r"^- \[\w+\]\(#experiment-\w+\): .* said, .* measured$"
+    assert len(re.findall(refuted, first, re.MULTILINE)) == 3
+
+
 def test_missing_run_says_how_to_run_it(page):
     assert "Toy problem: what a variance layer stores # ○ not run Run it with" in page.text
     assert "zeromean run fig7" in page.text

@@ -76,4 +76,12 @@ def _registry() -> Any:
             document: [(item.place, item.what, item.why_not) for item in items]
             for document, items in missing.items()
         },
+        covers={
+            name: [
+                (documents.DOCUMENTS[item.document].name, item.place, item.what)
+                for item in documents.ITEMS
+                if item.key in registry.load(name).COVERS
+            ]
+            for name in registry.REGISTRY
+        },
     )

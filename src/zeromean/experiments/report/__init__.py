@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zeromean.experiments.report import verdicts
+from zeromean.experiments.report.counts import count_verdicts
 from zeromean.experiments.report.markdown import to_markdown
-from zeromean.experiments.report.page import Section, count_verdicts, section
+from zeromean.experiments.report.page import Section, section
 from zeromean.experiments.report.records import Record, read_records
 from zeromean.experiments.report.verdicts import RULE
 from zeromean.experiments.runs.damage import damage_of, refuse
@@ -33,11 +34,14 @@ class Registry:
             have no record say "not run".
         versions: Version by name; runs of an older one are stale.
         missing: What no experiment covers, by document: place, what it shows, why not.
+        covers: What an experiment is about, by its name: document, place, what it shows. Where
+            none of those about it has runs of full size, it is not reproduced either.
     """
 
     titles: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
     missing: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
+    covers: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
 
 
 def build(
@@ -86,7 +90,8 @@ def build_markdown(
     drawn = {
         name: Path("images", f"{name}.png") for name, record in found.items() if record.figures
     }
-    text = to_markdown(_sections(found, known, on_damage), figures, drawn, known.missing)
+    sections = _sections(found, known, on_damage)
+    text = to_markdown(sections, figures, drawn, _missing(sections, known))
     output.parent.mkdir(parents=True, exist_ok=True)
     for name, picture in drawn.items():
         pictures.save(found[name].figures, output.parent / picture)
@@ -116,6 +121,23 @@ def _sections(
     return sections
 
 
+def _missing(sections: list[Section], known: Registry) -> dict[str, list[tuple[str, str, str]]]:
+    """What is not reproduced: no experiment covers it, or none has been run at full size."""
+    full = {part.name for part in sections if part.groups and part.groups[0].size == "full"}
+    about: dict[tuple[str, str, str], list[str]] = {}
+    for name, items in known.covers.items():
+        for item in items:
+            about.setdefault(item, []).append(name)
+    missing = {document: list(items) for document, items in known.missing.items()}
+    for (document, place, what), names in about.items():
+        if not full & {*names}:
+            several, listed = len(names) > 1, ", ".join(f"`{name}`" for name in names)
+            why = f"the experiment{'s' if several else ''} {listed} {'have' if several else 'has'}"
+            why += " not been run at full size"
+            missing.setdefault(document, []).append((place, what, why))
+    return missing
+
+
 def _render(sections: list[Section], known: Registry) -> str:
     try:
         import jinja2
@@ -136,7 +158,7 @@ def _render(sections: list[Section], known: Registry) -> str:
         rule=RULE,
         counts=count_verdicts(sections),
         verdicts=verdicts.JUDGED,
-        missing=known.missing,
+        missing=_missing(sections, known),
         figures=_json_for_script([figure.plot for part in sections for figure in part.figures]),
         style=(_HERE / "page.css").read_text("utf-8"),
         script=(_HERE / "page.js").read_text("utf-8"),

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zeromean.experiments.report.page import Group, Row, Section, count_verdicts
+from zeromean.experiments.report.counts import Counts, count_verdicts
+from zeromean.experiments.report.page import Group, Row, Section
 from zeromean.experiments.report.verdicts import JUDGED, RULE
 from zeromean.experiments.runs.documents import OURS
 
@@ -27,12 +28,19 @@ def to_markdown(
     pictures = pictures or {}
     run = [part for part in sections if part.groups]
     waiting = [part for part in sections if not part.groups]
+    counts = count_verdicts(sections)
     parts = [
         "# Results",
         "<!-- Written by `zeromean report --markdown`; changes are lost. -->",
-        f"Tables and figures of the documents, ours next to theirs. {figures}",
-        RULE,
-        _counted(sections),
+        "What the documents claim, and what our runs say of it. Bounds of our own are counted "
+        "apart. “Marked” are the verdicts that come from records to be taken with care: stale, "
+        "without a clean commit, or with a seed that is missing.",
+        _counted(counts),
+        *_refuted(counts),
+        f"**How to read it.** {RULE}",
+        f"{figures} [Reproduce](reproduce.md) says how to run everything.",
+        "## By experiment",
+        _overview(run),
         *(_section(part, pictures.get(part.name)) for part in run),
     ]
     if waiting:
@@ -43,29 +51,66 @@ def to_markdown(
     return "\n\n".join(parts) + "\n"
 
 
-def _counted(sections: list[Section]) -> str:
-    counts = count_verdicts(sections)
-    rows: list[tuple[str, Counter[str], int]] = [
-        ("claims of the documents", counts.documents, counts.judged),
-        ("bounds of our own", counts.ours, counts.ours_judged),
-    ]
-    cells = [("", "judged", *JUDGED), ("---",) * (2 + len(JUDGED))]
-    cells += [
-        (label, str(judged), *(str(counted[verdict]) for verdict in JUDGED))
-        for label, counted, judged in rows
-    ]
-    text = _lines(cells)
-    if counts.marked:
-        text += (
-            f"\n\n{counts.marked} of the {counts.judged} verdicts on documents come from records "
-            "that are marked below: stale, without a clean commit, or with a seed that is missing."
+def _counted(counts: Counts) -> str:
+    tallies = [*counts.by_document, counts.documents, counts.ours]
+    cells = [("claims of", "judged", *JUDGED, "marked"), ("---",) * (3 + len(JUDGED))]
+    for tally in tallies:
+        row = (
+            tally.name,
+            str(tally.judged),
+            *(str(tally.counts[verdict]) for verdict in JUDGED),
+            str(tally.marked),
         )
-    return text
+        total = tally in (counts.documents, counts.ours)
+        cells.append(tuple(f"**{cell}**" for cell in row) if total else row)
+    return _lines(cells)
+
+
+def _refuted(counts: Counts) -> list[str]:
+    """What our runs speak against: a reader should not have to look for it."""
+    if not counts.refuted:
+        return []
+    lines = [
+        f"- [{part.name}](#{_anchor(part)}): {row.label}; {row.claimed} said, {row.ours} measured"
+        for part, row in counts.refuted
+    ]
+    return ["Refuted, of the documents' claims:", "\n".join(lines)]
+
+
+def _overview(sections: list[Section]) -> str:
+    head = ("experiment", "documents' claims", "bounds of our own", "seeds", "marked")
+    cells = [head, ("---",) * len(head)]
+    for part in sections:
+        marks = "; ".join(part.marks)
+        cells.append(
+            (
+                f"[{part.name}](#{_anchor(part)})",
+                _in_words(part.counts),
+                _in_words(part.our_counts),
+                # Some experiments have seeds of their own in each run.
+                str(max(part.groups[0].num_runs, *(row.count for row in part.rows), 0)),
+                marks,
+            )
+        )
+    return _lines(cells)
+
+
+def _in_words(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in JUDGED if counts[verdict]) or "–"
+
+
+def _anchor(part: Section) -> str:
+    """A place of its own, as what a site makes of a title is its own affair."""
+    return f"experiment-{part.name}"
 
 
 def _section(part: Section, picture: Path | None) -> str:
     shown, *others = part.groups
-    parts = [f"## {part.title}", f"{part.source}. `{part.command}`: {_facts(shown)}."]
+    parts = [
+        f'<a id="{_anchor(part)}"></a>',
+        f"## {part.title}",
+        f"{part.source}. `{part.command}`: {_facts(shown)}.",
+    ]
     if part.marks:
         parts.append(f"**To be taken with care**: {'; '.join(part.marks)}.")
     parts += _tables(part.rows)

@@ -185,36 +185,6 @@ def section(name: str, title: str, record: Record | None, *, version: int | None
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """The verdicts of the whole page, of the documents' claims and of our own bounds."""
-
-    documents: Counter[str]
-    ours: Counter[str]
-    marked: int
-    """Claims of documents whose verdict comes from runs that are marked."""
-    not_run: int
-    """Experiments that have not been run."""
-
-    @property
-    def judged(self) -> int:
-        return sum(self.documents[verdict] for verdict in verdicts.JUDGED)
-
-    @property
-    def ours_judged(self) -> int:
-        return sum(self.ours[verdict] for verdict in verdicts.JUDGED)
-
-
-def count_verdicts(sections: list[Section]) -> Counts:
-    """How often there is each verdict; documents and ourselves are never counted together."""
-    return Counts(
-        documents=sum((part.counts for part in sections), Counter[str]()),
-        ours=sum((part.our_counts for part in sections), Counter[str]()),
-        marked=sum(part.judged for part in sections if part.marks),
-        not_run=sum(not part.groups and not part.unfinished for part in sections),
-    )
-
-
 def _group(runs: list[Run], record: Record, first: Run, today: int) -> Group:
     runs = sorted(runs, key=lambda run: run.seed)
     total = sum(run.seconds for run in runs)

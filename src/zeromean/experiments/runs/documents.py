@@ -118,13 +118,7 @@ ITEMS = (
     Item("paper", "Table 2 on CIFAR-100", "dropout against variance, VGG-like"),
     Item("paper", "section 6.1, log α of VGG", "log α > 15 and log α > 12 by layer"),
     Item("paper", "Figure 6", "exploration on CartPole and Acrobot"),
-    Item(
-        "paper",
-        "Figure 7",
-        "adversarial examples: variance networks, dropout, ensembles",
-        "its networks are trained (the experiment `ensemble_networks`), the attacks are not made "
-        "yet",
-    ),
+    Item("paper", "Figure 7", "adversarial examples: variance networks, dropout, ensembles"),
     Item(
         "paper",
         "section 7, pruning by signal-to-noise ratio",

@@ -15,7 +15,7 @@ import zeromean as zm
 from zeromean.experiments.networks import shared_networks
 from zeromean.experiments.runs.claims import Claim
 from zeromean.experiments.runs.documents import ours
-from zeromean.experiments.runs.figure import figure, over_seeds
+from zeromean.experiments.runs.figure import figure, over_seeds, trace
 from zeromean.experiments.runs.log import RunLog
 from zeromean.experiments.sparse_networks import lenet_training, measures
 
@@ -52,10 +52,18 @@ class Config(lenet_training.Settings):
     """Epochs without noise, before."""
 
 
+# Units of each layer that are left, and the test error in per cent.
+PUBLISHED = {"conv1": 3, "conv2": 18, "dense1": 283}
+PUBLISHED_ERROR = 0.86
+QUOTED = {"Neklyudov et al. (2017)": (PUBLISHED_ERROR,)}
 NOTES = (
     "The KL terms of conv1, conv2 and dense1 are multiplied by {setting kl_weights}: this is "
     "not the ELBO, in which a filter costs no more than a neuron, and all filters stay. The "
     "weights were chosen by what is left of the layers.",
+    "Left here are {kept.conv1} and {kept.conv2} filters and {kept.dense1} neurons, with an error "
+    f"of {{error}}%. Neklyudov et al. (2017), Table 1, report {PUBLISHED['conv1']} and "
+    f"{PUBLISHED['conv2']} filters and {PUBLISHED['dense1']} neurons of the same network, with "
+    f"{PUBLISHED_ERROR}%.",
 )
 QUICK = Config(**lenet_training.QUICK)
 SMOKE = Config(**lenet_training.SMOKE)
@@ -105,8 +113,18 @@ def figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for layer, (_, count) in UNITS.items()
     ]
     errors = [over_seeds("pruned", epochs, [c["error"] for c in curves])]
+    ours_at_end = [
+        [100 * record["metrics"]["kept"][layer] / count for layer, (_, count) in UNITS.items()]
+        for record in records
+    ]
+    published = [100 * PUBLISHED[layer] / count for layer, (_, count) in UNITS.items()]
+    at_end = [
+        over_seeds("ours", list(UNITS), ours_at_end, kind="bar"),
+        trace("Neklyudov et al. (2017)", list(UNITS), published, kind="bar"),
+    ]
     return [
         figure("Units that are left", "epoch", "units, %", units),
+        figure("Units that are left in the end", "layer", "units, %", at_end),
         figure(
             "Error of the pruned network on 2,000 validation images",
             "epoch",

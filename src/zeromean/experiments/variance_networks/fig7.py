@@ -15,7 +15,7 @@ from zeromean.experiments.variance_networks import attacks, ensemble_networks
 TITLE = "Figure 7: attacks on variance networks, dropout and ensembles (CIFAR-10)"
 SOURCE = "Neklyudov et al. (2019), Figure 7 and section 6.3"
 NEEDS: tuple[str, ...] = ("cifar10",)
-COVERS: tuple[str, ...] = ()
+COVERS = ("paper: Figure 7",)
 # Which networks predict together: their kind, and whether there are several.
 GROUPS = {
     "deterministic": ("deterministic", False),
