@@ -707,6 +707,18 @@ def test_a_digest_of_something_else_is_refused(fake, place, tmp_path):
     assert "holds a run of fig2; move it away" in refused[1]
 
 
+def test_a_copy_of_a_run_is_no_other_seed(fake, place, tmp_path):
+    (folder,) = runner.run_experiment("fake", Config(), [0], place=place)
+    copy = folder.with_name("seed-1")
+    shutil.copytree(folder, copy)
+    refused = []
+    records.collect(place.runs, tmp_path / "results", refused.append)
+    assert re.search(r"seed-1/config\.json is that of seed 0; its folder must say so", refused[0])
+    edit(copy / "config.json", lambda content: content["config"].update(seed=1))
+    assert records.collect(place.runs, tmp_path / "others", refused.append) == []
+    assert re.search(r"seed 1: its command is that of another seed .*--seeds 0", refused[-1])
+
+
 def test_a_run_that_was_changed_by_hand_is_refused(fake, place, tmp_path):
     (folder,) = runner.run_experiment("fake", Config(), [0], place=place)
     edit(folder / "done.json", lambda done: done["metrics"].update(last=2.0))

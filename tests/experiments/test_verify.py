@@ -149,6 +149,11 @@ def test_own_quick_runs_are_a_record_too(module, tmp_path):
     assert len(reference.runs) == 3
 
 
+def test_the_quick_size_may_be_the_full_one(results, module):
+    module.QUICK = Config()
+    assert len(verify.reference("drawn", results, size="quick").runs) == 4
+
+
 def test_one_run_is_enough_where_nothing_is_random(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "commit", lambda: "1" * 40)
     monkeypatch.setattr(provenance, "commit_exists", lambda name: True)

@@ -121,12 +121,17 @@ def read_run(path: Path, name: str) -> dict[str, Any]:
             "folder away, and run it again."
         )
     require_numbers(flat(done["metrics"]))
+    seed = operator.index(identity["config"]["seed"])
+    if path.parent.name != f"seed-{seed}":
+        raise ValueError(
+            f"{path.with_name('config.json')} is that of seed {seed}; its folder must say so."
+        )
     return {
         "digest": path.parent.parent.name,
         "size": "",  # Which it is today, and the version, only its experiment knows.
         "version": done.get("version"),
         "config": identity["config"],
-        "seed": operator.index(identity["config"]["seed"]),
+        "seed": seed,
         "command": str(done["command"]),
         "seconds": float(done["duration"]),
         "cpu_seconds": done.get("cpu_seconds"),

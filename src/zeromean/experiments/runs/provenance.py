@@ -28,6 +28,8 @@ def fault(run: Mapping[str, Any]) -> str:
         return f"this repository has no commit {commit[:8]}"
     if not run.get("command"):
         return "it has no command"
+    if str(run["command"]).rpartition(" --seeds ")[2] != str(run["seed"]):
+        return f"its command is that of another seed ({run['command']})"
     missing = [key for key in ENVIRONMENT if key not in run["environment"]]
     if missing:
         return f"its environment lacks {', '.join(missing)}"

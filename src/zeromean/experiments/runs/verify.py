@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zeromean.experiments import registry
 from zeromean.experiments.runs import records, runner
 from zeromean.experiments.runs.finished_runs import flat, is_timing
+from zeromean.experiments.runs.identity import digest
 from zeromean.experiments.runs.intervals import prediction_interval
 
 CONFIDENCE = 0.99
@@ -85,6 +86,8 @@ def reference(
     """
     experiment = registry.load(name)
     path = results / f"{name}.json"
+    if size == "quick" and digest(experiment.QUICK) == digest(experiment.Config()):
+        size = "full"  # It takes no longer.
     found = records.with_own_runs(results, runs, only=(name,)).get(name)
     of_size = [run for run in found["runs"] if run["size"] == size] if found else []
     option = f" --{size}" if size != "full" else ""
