@@ -149,6 +149,15 @@ def test_own_quick_runs_are_a_record_too(module, tmp_path):
     assert len(reference.runs) == 3
 
 
+def test_a_fresh_run_that_was_there_is_named(results, tmp_path):
+    reference = verify.reference("drawn", results)
+    place = runner.Place(runs=tmp_path / "fresh", progress=False)
+    assert verify.finished_before(reference, 1000, place) == ""
+    verify.fresh_run(reference, 1000, place)
+    assert verify.finished_before(reference, 1000, place) == "1" * 8
+    assert verify.finished_before(reference, 1001, place) == ""
+
+
 def test_the_quick_size_may_be_the_full_one(results, module):
     module.QUICK = Config()
     assert len(verify.reference("drawn", results, size="quick").runs) == 4

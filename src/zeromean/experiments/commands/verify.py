@@ -49,6 +49,9 @@ class Verify:
             reason = error.strerror or error
             return refuse(f"cannot write into {self.runs}: {reason}; choose another --runs.")
         place = runner.Place(runs=self.runs, data_dir=self.data_dir, progress=not self.quiet)
+        before = verify.finished_before(reference, seed, place)
+        if before:
+            print(f"seed {seed} was run before, at commit {before}; --seed N runs another.")
         folder = verify.fresh_run(reference, seed, place)
         done = runner.read_json(folder / "done.json", "metrics")
         compared = verify.compare(reference, done["metrics"])

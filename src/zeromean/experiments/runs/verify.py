@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from zeromean.experiments import registry
 from zeromean.experiments.runs import records, runner
 from zeromean.experiments.runs.finished_runs import flat, is_timing
-from zeromean.experiments.runs.identity import digest
+from zeromean.experiments.runs.identity import digest, run_folder
 from zeromean.experiments.runs.intervals import prediction_interval
+from zeromean.experiments.runs.json_files import read_json
+from zeromean.experiments.runs.provenance import UNKNOWN
 
 CONFIDENCE = 0.99
 FEWEST = 3
@@ -172,3 +174,10 @@ def fresh_run(reference: Reference, seed: int, place: runner.Place) -> Path:
     """Run an experiment with the settings of a record and another seed."""
     (folder,) = runner.run_experiment(reference.name, reference.config, [seed], place=place)
     return folder
+
+
+def finished_before(reference: Reference, seed: int, place: runner.Place) -> str:
+    """The commit at which this fresh run was made already, and is not made again; else empty."""
+    config = dataclasses.replace(reference.config, seed=seed)
+    path = run_folder(reference.name, config, place.runs) / "done.json"
+    return str(read_json(path).get("commit") or UNKNOWN)[:8] if path.exists() else ""
