@@ -594,6 +594,15 @@ def test_a_setting_that_came_later_had_its_default_before(fake, place, tmp_path)
     assert not any(run.get("own") for run in own_runs(tmp_path / "results", place.runs))
 
 
+def test_settings_are_not_completed_where_their_meaning_has_changed(fake, place, tmp_path):
+    runner.run_experiment("fake", Config(), [0], place=place)
+    (path,) = records.collect(place.runs, tmp_path / "results")
+    before = read(path.parent, path.name)["runs"]
+    fake.Config, fake.VERSION = OneMoreField, 2
+    assert records.collect(tmp_path / "none", tmp_path / "results") == [path]
+    assert read(path.parent, path.name)["runs"] == before
+
+
 def test_one_clean_seed_takes_the_place_of_several_of_unknown_origin(fake, place, tmp_path):
     runner.run_experiment("fake", Config(), [0, 1, 2], place=place)
     (path,) = records.collect(place.runs, tmp_path / "results")

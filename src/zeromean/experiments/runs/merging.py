@@ -31,7 +31,12 @@ Seeds = dict[int, dict[str, Any]]
 
 
 def completed(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run with the settings that came after it, and the digest that it would have today."""
+    """A run with the settings that came after it, and the digest that it would have today.
+
+    Of another version it stays as it is: a change of meaning may have been one of defaults.
+    """
+    if older(name, run):
+        return dict(run)
     config = dict(run["config"])
     defaults = plain(dataclasses.asdict(registry.load(name).Config()))
     config |= {key: value for key, value in defaults.items() if key not in config}
@@ -66,7 +71,7 @@ def _believed(name: str, seeds: Seeds) -> Seeds:
 
 def older(name: str, run: Mapping[str, Any]) -> str:
     """Why a run is not of today's version, in a clause; empty where it is."""
-    was, today = run["version"], registry.version(name)
+    was, today = run.get("version", 1), registry.version(name)
     if was == today:
         return ""
     return f"it is of version {was} of the experiment, which is at {today}; run it again"

@@ -68,6 +68,8 @@ def figures(
                 ),
             ],
             x_log=True,
+            # A network that is pruned too far would press all the others to the bottom.
+            y_log=True,
         ),
         *quantization_figures(metrics),
         *(
