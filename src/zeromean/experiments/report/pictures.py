@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import LogFormatter
 
 from zeromean.experiments.report.records import Figure, Trace
 from zeromean.files.atomic import whole_file
@@ -24,6 +25,7 @@ NUM_BINS = 40
 COLUMNS = 2
 INCHES = 4.4, 3.3
 LETTERS = 48
+MANY_NAMES = 5
 DPI = 90
 
 
@@ -47,7 +49,7 @@ def _draw(axes: Axes, figure: Figure) -> None:
     axes.set_title(textwrap.fill(figure.title, LETTERS), loc="left", fontsize="medium")
     axes.set_xlabel(textwrap.fill(figure.x_label, LETTERS), fontsize="small")
     axes.set_ylabel(textwrap.fill(figure.y_label, LETTERS), fontsize="small")
-    axes.tick_params(labelsize="small")
+    axes.tick_params(which="both", labelsize="small")
     axes.spines[["top", "right"]].set_visible(False)
     if any(trace.kind == "image" for trace in figure.traces):
         _draw_image(axes, figure.traces[0])
@@ -66,7 +68,19 @@ def _draw(axes: Axes, figure: Figure) -> None:
     if len(figure.traces) > 1:
         if any(trace.kind == "bar" for trace in figure.traces):
             axes.margins(y=0.1 + 0.08 * len(figure.traces))  # Room for the legend.
-        axes.legend(fontsize="x-small", framealpha=0.8)
+        columns = max(1, LETTERS // (max(len(trace.name) for trace in figure.traces) + 5))
+        if MANY_NAMES < len(figure.traces) <= 4 * columns:
+            # Below, where it hides nothing, if that takes four lines at most.
+            place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.3), "frameon": False}
+            axes.legend(fontsize="x-small", ncols=columns, **place)
+        else:
+            many = len(figure.traces) > MANY_NAMES
+            axes.legend(fontsize="xx-small" if many else "x-small", framealpha=0.8)
+    for axis in [axes.xaxis] * figure.x_log + [axes.yaxis] * figure.y_log:
+        low, high = axis.get_view_interval()
+        if high < 100 * low:  # Few powers of ten: 2 and 3 rather than 2 × 10⁰ and 3 × 10⁰.
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
 
 
 def _draw_points(axes: Axes, trace: Trace, index: int) -> None:
