@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zeromean.ensembles.deep import deep_ensemble, fit_ensemble
-    from zeromean.ensembles.ensemble import Ensemble
     from zeromean.ensembles.folder import load_ensemble, save_ensemble
     from zeromean.ensembles.snapshots import CosineCycles, Snapshots, fit_snapshots
     from zeromean.ensembles.weight_averages import SWA, SWAG
+    from zeromean.prediction.ensemble import Ensemble
 
 __all__ = [
     "SWA",
@@ -29,22 +29,22 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "SWA": "weight_averages",
-    "SWAG": "weight_averages",
-    "CosineCycles": "snapshots",
-    "Ensemble": "ensemble",
-    "Snapshots": "snapshots",
-    "deep_ensemble": "deep",
-    "fit_ensemble": "deep",
-    "fit_snapshots": "snapshots",
-    "load_ensemble": "folder",
-    "save_ensemble": "folder",
+    "SWA": "ensembles.weight_averages",
+    "SWAG": "ensembles.weight_averages",
+    "CosineCycles": "ensembles.snapshots",
+    "Ensemble": "prediction.ensemble",
+    "Snapshots": "ensembles.snapshots",
+    "deep_ensemble": "ensembles.deep",
+    "fit_ensemble": "ensembles.deep",
+    "fit_snapshots": "ensembles.snapshots",
+    "load_ensemble": "ensembles.folder",
+    "save_ensemble": "ensembles.folder",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"zeromean.ensembles.{_MODULE_OF[name]}"), name)
+    value = getattr(import_module(f"zeromean.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value

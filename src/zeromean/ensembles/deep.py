@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from zeromean.arguments import require_function, require_integer, require_model, require_seed, shown
-from zeromean.ensembles.ensemble import Ensemble
 from zeromean.files.lock import locked
 from zeromean.files.model import load, save
+from zeromean.prediction.ensemble import Ensemble
 from zeromean.training.randomness import isolated
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Any
 from torch import nn
 
 from zeromean.arguments import require_model, shown
-from zeromean.ensembles.ensemble import Ensemble
 from zeromean.files.atomic import whole_file
 from zeromean.files.lock import locked
 from zeromean.files.model import load, save
+from zeromean.prediction.ensemble import Ensemble
 
 FORMAT_VERSION = 1
 INDEX = "ensemble.json"

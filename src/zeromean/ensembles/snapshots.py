@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from zeromean.arguments import require_integer, require_model
-from zeromean.ensembles.ensemble import Ensemble
+from zeromean.prediction.ensemble import Ensemble
 from zeromean.prediction.sources import States
 from zeromean.training.randomness import derived_seed
 
