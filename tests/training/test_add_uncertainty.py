@@ -91,7 +91,7 @@ def test_what_is_worse_is_not_returned(classifier):
     nn.init.constant_(broken[-1].weight, 0.0)
     contest.enter("broken", broken, None, cost=1.0, passes=0.0)
     assert contest.best.row.name == "broken"
-    contest.first = replace(contest.first, scale=0.1)
+    contest.first = contest.trained = replace(contest.first, scale=0.1)
     result = add._result(classifier, contest, Classes(), wrong, other, None)
     assert result.model is classifier
     assert not result.added

@@ -47,11 +47,12 @@ def test_laplace_of_a_regression_is_bayesian_linear_regression():
     inputs, targets = torch.randn(30, 4).double(), torch.randn(30, 1).double()
     model = nn.Sequential(nn.Linear(4, 1)).double()
     head = head_for(model, "0", inputs, targets)
-    constant, wider = variance_head(model, head, by_input=False)
+    constant = variance_head(model, head, by_input=False)
     noise = (model(inputs) - targets).square().mean()
     assert torch.allclose(
         constant(inputs), torch.cat([model(inputs), noise.log().expand(30, 1)], 1)
     )
+    wider = head_for(constant, "0", inputs, targets)
     posterior = Laplace(constant, wider, Numbers(1)).candidate(1.0)[0].weight
     variance = constant[0].weight.square().mean()
     expected = torch.linalg.inv(inputs.T @ inputs / noise + torch.eye(4) / variance)
@@ -92,7 +93,7 @@ def test_variance_head_finds_the_noise_and_keeps_the_means():
     model = nn.Sequential(nn.Linear(2, 1))
     log_variance = 0.3 * inputs[:, :1] - 2
     targets = model(inputs).detach() + torch.randn(20_000, 1) * (log_variance / 2).exp()
-    found, _ = variance_head(model, head_for(model, "0", inputs, targets))
+    found = variance_head(model, head_for(model, "0", inputs, targets))
     outputs = found(inputs)
     assert torch.allclose(outputs[:, :1], model(inputs), atol=1e-5)
     slope = found[0].weight[1]

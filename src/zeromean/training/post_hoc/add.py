@@ -40,7 +40,7 @@ from zeromean.training.post_hoc.examples import (
     moved,
 )
 from zeromean.training.post_hoc.report import AS_IT_WAS, AddedUncertainty
-from zeromean.training.post_hoc.tasks import Task, fitted_scale, samples_of, task_for
+from zeromean.training.post_hoc.tasks import Task, fitted_scale, samples_of, task_for, wrapped
 from zeromean.training.post_hoc.verdict import judged, why_worse
 from zeromean.training.randomness import derived_seed, isolated
 from zeromean.training.trainer import require_lightning
@@ -61,7 +61,7 @@ def add_uncertainty(
     config: TrainingConfig | None = None,
     max_cost: float = 2.0,
     num_samples: int = 20,
-    kl_weights: Sequence[float] = (0.1,),
+    kl_weights: Sequence[float] = (),
     foreign: Any = None,
     augment: Augmentation | EpochAugmentation | None = None,
     accelerator: Accelerator = "auto",
@@ -166,6 +166,7 @@ def _result(
     entries = {
         "before": replace(plain, scale=1.0),
         "temperature": plain,
+        "trained on": contest.trained,
         "best": contest.best,
     }
     verdicts = {
@@ -173,7 +174,7 @@ def _result(
         for name, entry in entries.items()
     }
     rejected: list[str] = []
-    for name in ("best", "temperature"):
+    for name in ("best", "trained on", "temperature"):
         entry = entries[name]
         why = why_worse(verdicts["before"], verdicts[name])
         if why is None:
@@ -189,6 +190,7 @@ def _result(
         likelihood=None if entry is None else task.likelihood,
         before=verdicts["before"].table,
         temperature=verdicts["temperature"].table,
+        trained_on=verdicts["trained on"].table,
         after=verdicts[name].table,
         candidates=tuple(contest.rows),
         rejected=tuple(dict.fromkeys(rejected)),
@@ -208,7 +210,7 @@ def _calibrated(
     samples = [samples_of(entry.model, part.inputs, entry.num_samples, seed) for part in parts]
     targets = torch.cat([part.targets for part in parts])
     scale = fitted_scale(task, torch.cat(samples, 1), targets)
-    return task.wrapped(entry.model, scale).eval()
+    return wrapped(task, entry.model, scale).eval()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The candidates, the cheap ones first, each judged before the next is made."""
+"""The candidates: one training on, and what can be read off the networks before and after it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from zeromean.conversion.batchnorm import batchnorms, recalibrate_batchnorm_
 from zeromean.conversion.make_stochastic import make_stochastic_
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.priors import Normal
+from zeromean.prediction.ensemble import Ensemble
 from zeromean.samplers.weights import weight as draw_weights
 from zeromean.training.config import TrainingConfig
 from zeromean.training.data_sources import Data, evaluation_batches
 from zeromean.training.devices import Accelerator, device_of
 from zeromean.training.mini_batches import split_batch
 from zeromean.training.post_hoc.calibrated import WithVariance
-from zeromean.training.post_hoc.contest import Contest
+from zeromean.training.post_hoc.contest import Contest, Entry
+from zeromean.training.post_hoc.dropout import without_dropout_
 from zeromean.training.post_hoc.examples import Examples, moved
 from zeromean.training.post_hoc.last_layer import Head, Laplace, head_of, variance_head
 from zeromean.training.post_hoc.layer_sets import FEWEST_SAMPLES, Calls, LayerCall, calls_of
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
 PRIOR_SCALES = (0.3, 1.0, 3.0, 10.0)
 # log(σ² / μ²) of the weights, tried on the trained network as it is.
 NOISE_LEVELS = (-3.5, -2.5, -1.5, -0.5)
-# Of the standard deviation that fine-tuning ends with.
-NOISE_FACTORS = (0.5, 1.0, 2.0)
 # Batches of the training set from which BatchNorm's statistics are taken anew.
 RECALIBRATED_ON = 20
+# Names of what is made of the network that came and of the one trained on.
+TRAINED = "trained on"
+AVERAGED = "weights averaged with those trained on"
+BOTH = "two networks, before and after training on"
 
 
 @dataclass(frozen=True)
@@ -62,54 +66,77 @@ class Call:
 
 
 def contest_of(model: nn.Module, call: Call, chooses: Examples, seed: int) -> Contest:
-    """Make and judge all candidates for a trained network, which is left as it is."""
-    task = call.task
-    calls = calls_of(model, chooses.first(2).inputs)
-    head = None
-    if calls.layers:
-        batches = evaluation_batches(call.train)
-        head = head_of(model, calls.layers[-1].name, batches, call.num_data)
-    base = model
-    if isinstance(task, Numbers) and not call.has_variance:
-        residuals = samples_of(model, chooses.inputs, None, seed)[0] - chooses.targets
-        noise = residuals.square().mean(0).clamp_min(1e-30).log()
-        base = WithVariance(copy.deepcopy(model), task.num_outputs, noise)
-    contest = Contest(task, chooses, base, seed=seed)
-    if base is not model:
-        base, head = _with_variances(base, model, head, contest)
-    calls = calls_of(base, chooses.first(2).inputs)
-    if not calls.layers:
-        return contest
-    if head is not None:
-        _enter_laplace(contest, base, head, calls, call)
-    choices = _choices(calls, call)
-    noise = _enter_noise(contest, base, calls, choices, passes=0)
-    _enter_tuned(contest, base, noise, calls, call)
+    """Make and judge all candidates for a trained network, which is left as it is.
+
+    All passes go into one training, since every other use of them was worse: a cycle of the rate
+    that is cut in two, or fewer passes because several ways are tried.
+    """
+    contest, network = _begun(model, call, chooses, seed)
+    given = replace(contest.best, model=without_dropout_(copy.deepcopy(network)))
+    tuned = _tuned(network, call)
+    passes = call.config.epochs
+    contest.trained = contest.enter(TRAINED, tuned, None, cost=1.0, passes=passes)
+    between = _between(network, tuned, call)
+    averaged = contest.enter(AVERAGED, between, None, cost=1.0, passes=passes)
+    if call.max_cost >= 2:
+        both = Ensemble([network, tuned])
+        contest.enter(BOTH, both, None, cost=2.0, passes=passes)
+    harmless = [each for each in (given, contest.trained, averaged) if each.harmless]
+    _enter_random(contest, min(harmless, key=lambda each: each.row.nll), network, call)
     return contest
 
 
-def _with_variances(
-    base: nn.Module, model: nn.Module, head: Head | None, contest: Contest
-) -> tuple[nn.Module, Head | None]:
-    """A regression with a variance by input, where that is better than one for all."""
-    found = None if head is None else variance_head(model, head)
-    if found is None:
-        return base, None
-    by_input, wider = found
-    nll = contest.enter("noise by input", by_input, None, cost=1.0, passes=0.0)
+def _begun(model: nn.Module, call: Call, chooses: Examples, seed: int) -> tuple[Contest, nn.Module]:
+    """The network as it came, with a temperature; a regression with log-variances too.
+
+    They are by input where that is better than one for all.
+    """
+    if not isinstance(call.task, Numbers) or call.has_variance:
+        return Contest(call.task, chooses, model, seed=seed), model
+    residuals = samples_of(model, chooses.inputs, None, seed)[0] - chooses.targets
+    noise = residuals.square().mean(0).clamp_min(1e-30).log()
+    plain = WithVariance(copy.deepcopy(model), call.task.num_outputs, noise)
+    contest = Contest(call.task, chooses, plain, seed=seed)
+    head = _head(model, calls_of(model, chooses.first(2).inputs), call)
+    by_input = None if head is None else variance_head(model, head)
+    if head is None or by_input is None:
+        return contest, plain
+    nll = contest.enter("noise by input", by_input, None, cost=1.0, passes=0).row.nll
     if nll < contest.first.row.nll:
-        return by_input, wider
-    assert head is not None
-    return variance_head(model, head, by_input=False) or (base, None)
+        return contest, by_input
+    return contest, variance_head(model, head, by_input=False) or plain
 
 
-def _enter_laplace(contest: Contest, base: nn.Module, head: Head, calls: Calls, call: Call) -> None:
-    laplace = Laplace(base, head, call.task)
+def _enter_random(contest: Contest, best: Entry, network: nn.Module, call: Call) -> None:
+    """Random layers in the best network so far; where asked for, also from the start of training.
+
+    Args:
+        network: The one that came.
+    """
+    calls = calls_of(best.model, contest.examples.first(2).inputs)
+    if not calls.layers:
+        return
+    _enter_laplace(contest, best, calls, call)
+    noise = _enter_noise(contest, best, calls, call)
+    for weight in call.kl_weights:
+        start = _random(network, calls.last(noise.count), noise.level)
+        model = _tuned(start, call, weight)
+        name = f"{_layers(calls, noise.count)}: trained on with KL weight {weight:g}"
+        cost = calls.cost(noise.count, noise.num_samples)
+        contest.enter(name, model, noise.num_samples, cost=cost, passes=call.config.epochs)
+
+
+def _enter_laplace(contest: Contest, best: Entry, calls: Calls, call: Call) -> None:
+    head = _head(best.model, calls, call)
+    if head is None:
+        return
+    laplace = Laplace(best.model, head, call.task)
     num_samples = _choices(calls, call)[1]
-    cost = calls.cost(1, num_samples)
+    cost, passes = calls.cost(1, num_samples), best.row.passes
     for scale in PRIOR_SCALES:
         name = f"layer {head.name}: Laplace, prior of {scale:g} times its weights"
-        contest.enter(name, laplace.candidate(scale), num_samples, cost=cost, passes=0.0)
+        name = _of(name, best)
+        contest.enter(name, laplace.candidate(scale), num_samples, cost=cost, passes=passes)
 
 
 @dataclass(frozen=True, order=True)
@@ -122,101 +149,70 @@ class Noise:
     num_samples: int
 
 
-def _enter_noise(
-    contest: Contest,
-    base: nn.Module,
-    calls: Calls,
-    choices: Mapping[int, int],
-    *,
-    passes: int,
-) -> Noise:
+def _enter_noise(contest: Contest, best: Entry, calls: Calls, call: Call) -> Noise:
     """Noise on the weights as they are, from little to much; returns the best."""
     found: list[Noise] = []
-    for count, num_samples in choices.items():
+    for count, num_samples in _choices(calls, call).items():
         nll = math.inf
+        cost, passes = calls.cost(count, num_samples), best.row.passes
         for level in NOISE_LEVELS:
             before = nll
-            random = _random(base, calls.last(count), level)
+            random = _random(best.model, calls.last(count), level)
             name = f"{_layers(calls, count)}: noise of {math.exp(level / 2):.0%} of weights"
-            cost = calls.cost(count, num_samples)
-            nll = contest.enter(_after(name, passes), random, num_samples, cost=cost, passes=passes)
+            name = _of(name, best)
+            nll = contest.enter(name, random, num_samples, cost=cost, passes=passes).row.nll
             found.append(Noise(nll, count, level, num_samples))
             if nll > before:
                 break  # More of it will not be better.
     return min(found)
 
 
-def _enter_tuned(contest: Contest, base: nn.Module, noise: Noise, calls: Calls, call: Call) -> None:
-    """Train on in several ways for a few passes each, then in the best one for the rest.
-
-    Either nothing is random meanwhile, and noise comes afterwards; or the best noise so far is
-    there from the start, and the KL term, in one weight or another, changes how much it is.
-    """
-    budget = call.config.epochs
-    pilot = budget // (2 * (1 + len(call.kl_weights))) if call.kl_weights else 0
-    # Where there is one way, or too few passes to compare several, it gets them all.
-    weights = (None, *call.kl_weights) if pilot else (None,)
-    pilot = pilot or budget
-    tried = []
-    for place, weight in enumerate(weights):
-        start = base if weight is None else _random(base, calls.last(noise.count), noise.level)
-        model = _tuned(start, call, weight, pilot, f"{place}")
-        nll = _enter_way(contest, model, weight, noise, calls, pilot)
-        tried.append((nll, place, model))
-    _, place, model = min(tried, key=lambda each: each[0])
-    passes = budget - pilot * (len(weights) - 1)
-    if passes > pilot:
-        model = _tuned(model, call, weights[place], passes - pilot, f"{place}-on")
-        _enter_way(contest, model, weights[place], noise, calls, passes)
+def _of(name: str, best: Entry) -> str:
+    return f"{name}, {best.row.name}" if best.row.passes else name
 
 
-def _enter_way(
-    contest: Contest,
-    model: nn.Module,
-    weight: float | None,
-    noise: Noise,
-    calls: Calls,
-    passes: int,
-) -> float:
-    """What has been trained on, with its noise or with more or less of it; the best of these."""
-    if weight is None:
-        contest.enter(_after("nothing random", passes), model, None, cost=1.0, passes=passes)
-        choices = {noise.count: noise.num_samples}
-        return _enter_noise(contest, model, calls, choices, passes=passes).nll
-    cost = calls.cost(noise.count, noise.num_samples)
-    found = []
-    for factor in NOISE_FACTORS:
-        name = f"{_layers(calls, noise.count)}: KL weight {weight:g}"
-        name += "" if factor == 1 else f", {factor:g} times its noise"
-        scaled = _scaled(model, factor)
-        found.append(
-            contest.enter(_after(name, passes), scaled, noise.num_samples, cost=cost, passes=passes)
-        )
-    return min(found)
+def _head(model: nn.Module, calls: Calls, call: Call) -> Head | None:
+    if not calls.layers:
+        return None
+    return head_of(model, calls.layers[-1].name, evaluation_batches(call.train), call.num_data)
 
 
-def _after(name: str, passes: int) -> str:
-    return f"{name}, trained on" if passes else name
+def _tuned(model: nn.Module, call: Call, weight: float | None = None) -> nn.Module:
+    """A copy that has been trained on for all passes.
 
-
-def _tuned(model: nn.Module, call: Call, weight: float | None, epochs: int, name: str) -> nn.Module:
-    """A copy that has been trained on, with BatchNorm's statistics under its noise, if any.
-
-    Running averages of the last few batches alone would be another kind of noise.
+    Args:
+        weight: Of the KL term; None where nothing is random.
     """
     model = copy.deepcopy(model)
-    warmup = min(call.config.kl_warmup_epochs, epochs)
+    config = replace(call.config, beta=weight or 0.0)
     fit(
         model,
         call.train,
-        replace(call.config, epochs=epochs, beta=weight or 0.0, kl_warmup_epochs=warmup),
-        folder=call.folder / name,
+        replace(config, kl_warmup_epochs=min(config.kl_warmup_epochs, config.epochs)),
+        folder=call.folder / ("plain" if weight is None else f"kl-{weight:g}"),
         likelihood=call.task.likelihood,
         accelerator=call.accelerator,
         augment=call.augment,
         progress=call.progress,
     )
-    model.eval()
+    return _recalibrated_(model.eval(), call)
+
+
+@torch.no_grad()
+def _between(one: nn.Module, other: nn.Module, call: Call) -> nn.Module:
+    """A network with the averages of their weights (SWA, Izmailov et al. 2018)."""
+    model = copy.deepcopy(other)
+    for parameter, its in zip(model.parameters(), one.parameters(), strict=True):
+        if parameter.is_floating_point():
+            parameter.lerp_(its, 0.5)
+    return _recalibrated_(model, call)
+
+
+def _recalibrated_(model: nn.Module, call: Call) -> nn.Module:
+    """With BatchNorm's statistics under its noise, if any, and its weights.
+
+    Running averages of the last few batches alone would be another kind of noise.
+    """
     if batchnorms(model):
         device = device_of(model)
         batches = (split_batch(batch)[0] for batch in evaluation_batches(call.train))
@@ -239,16 +235,6 @@ def _random(model: nn.Module, layers: Mapping[str, LayerCall], level: float) -> 
                 sampler=draw_weights if shares else "default",
                 where=lambda name, _, names=names: name in names,
             )
-    return model
-
-
-def _scaled(model: nn.Module, factor: float) -> nn.Module:
-    """A copy with noise of so many times the standard deviation."""
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, Additive):
-                module.log_variance.add_(2 * math.log(factor))
     return model
 
 

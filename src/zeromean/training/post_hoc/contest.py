@@ -25,18 +25,21 @@ class Entry:
         model: Not wrapped yet.
         scale: Its temperature.
         num_samples: Draws for a prediction; None where nothing is random.
+        harmless: Whether it makes no more mistakes than the network as it came, but by chance.
     """
 
     model: nn.Module
     scale: float
     num_samples: int | None
     row: Candidate
+    harmless: bool
 
 
 class Contest:
     """Judges by the likelihood at the best temperature; who makes more mistakes is out.
 
-    The first entry is the network as it came, with a temperature.
+    The first entry is the network as it came, with a temperature. `trained` is the one trained on,
+    with nothing random, which what is better than both is to be told from.
 
     Args:
         plain: That network, against which mistakes are counted.
@@ -54,8 +57,8 @@ class Contest:
 
     def enter(
         self, name: str, model: nn.Module, num_samples: int | None, *, cost: float, passes: float
-    ) -> float:
-        """Judge one more candidate; returns its negative log-likelihood."""
+    ) -> Entry:
+        """Judge one more candidate."""
         model = without_dropout_(copy.deepcopy(model))
         samples = samples_of(model, self.examples.inputs, num_samples, self.seed)
         targets = self.examples.targets
@@ -63,13 +66,13 @@ class Contest:
         nll = self.task.nll(samples, targets, scale).mean().item()
         row = Candidate(name, nll, cost, passes)
         self.rows.append(row)
-        entry = Entry(model, scale, num_samples, row)
-        if len(self.rows) == 1:
-            self.first = self.best = entry
         harmless = not more(self.task.mistakes(samples, targets), self.mistakes)
+        entry = Entry(model, scale, num_samples, row, harmless)
+        if len(self.rows) == 1:
+            self.first = self.best = self.trained = entry
         if harmless and nll < self.best.row.nll:
             self.best = entry
-        return nll
+        return entry
 
 
 def more(these: Tensor, those: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,9 +81,7 @@ def head_of(model: nn.Module, name: str, batches: Iterable[Any], num_data: int) 
     return Head(name, features, outputs, targets, scale, min(1.0, len(features) / num_data))
 
 
-def variance_head(
-    model: nn.Module, head: Head, *, by_input: bool = True
-) -> tuple[nn.Module, Head] | None:
+def variance_head(model: nn.Module, head: Head, *, by_input: bool = True) -> nn.Module | None:
     """A copy that returns log-variances behind its means, fitted to the training residuals.
 
     They are linear in the features of the last layer, and shrunk towards one variance for all.
@@ -127,9 +125,7 @@ def variance_head(
         wider.weight.copy_(torch.cat([layer.weight.double(), rows]))
         old = torch.zeros_like(offsets) if layer.bias is None else layer.bias.double()
         wider.bias.copy_(torch.cat([old, offsets]))
-        log_variance = head.features @ rows.to(head.features).T + offsets.to(head.features)
-    copied = replace_modules_(copied, {layer: wider})
-    return copied, replace(head, outputs=torch.cat([head.outputs, log_variance], 1))
+    return replace_modules_(copied, {layer: wider})
 
 
 class Laplace:

@@ -42,7 +42,9 @@ class AddedUncertainty:
         likelihood: For `zm.predict_moments`; None for classes, and where nothing was added.
         before: What the table says of the model that was given.
         temperature: The same with one temperature (for a regression one noise variance) and
-            nothing random, which is what any better candidate must beat.
+            nothing random.
+        trained_on: The same of the network trained on as it was trained before: what the passes
+            alone are worth.
         after: The same of `model`.
         candidates: All that was tried, in this order.
         rejected: Why what looked best was not returned; empty where it was.
@@ -56,6 +58,7 @@ class AddedUncertainty:
     likelihood: Likelihood | None
     before: Mapping[str, float]
     temperature: Mapping[str, float]
+    trained_on: Mapping[str, float]
     after: Mapping[str, float]
     candidates: tuple[Candidate, ...]
     rejected: tuple[str, ...]
@@ -68,8 +71,8 @@ class AddedUncertainty:
         return self.chosen != AS_IT_WAS
 
     def __str__(self) -> str:
-        columns = [self.before, self.temperature, self.after]
-        rows = [["", "before", "temperature", "after"]]
+        columns = [self.before, self.temperature, self.trained_on, self.after]
+        rows = [["", "before", "temperature", "trained on", "after"]]
         rows += [[name, *(_shown(name, each[name]) for each in columns)] for name in self.after]
         samples = "" if self.num_samples == 1 else f", {self.num_samples} samples"
         about = f"on {self.reported_on} validation examples that chose nothing:"

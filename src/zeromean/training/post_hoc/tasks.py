@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from zeromean.prediction.ensemble import Ensemble
 from zeromean.prediction.samples import sample_outputs
 from zeromean.samplers.weights import mean as by_mean
 from zeromean.training.likelihoods import (
@@ -61,6 +62,13 @@ class Task(Protocol):
     def measures(self, samples: Tensor, targets: Tensor) -> dict[str, float]:
         """What the table says, by its name in it, without the likelihoods."""
         ...
+
+
+def wrapped(task: Task, source: nn.Module, scale: float) -> nn.Module:
+    """A network, or each of several, whose predictions are less sure by this factor."""
+    if isinstance(source, Ensemble):
+        return Ensemble([task.wrapped(member, scale) for member in source])
+    return task.wrapped(source, scale)
 
 
 def fitted_scale(task: Task, samples: Tensor, targets: Tensor) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from zeromean.training.post_hoc.contest import CHANCE, Entry, more
 from zeromean.training.post_hoc.examples import Examples
 from zeromean.training.post_hoc.report import COST
-from zeromean.training.post_hoc.tasks import AT_ONCE, Task, calibrated_nll, samples_of
+from zeromean.training.post_hoc.tasks import AT_ONCE, Task, calibrated_nll, samples_of, wrapped
 from zeromean.uncertainty import auroc
 
 # How often the time of a prediction is taken.
@@ -43,7 +43,7 @@ def judged(
     task: Task, entry: Entry, plain: Entry, examples: Examples, foreign: Any, seed: int
 ) -> Verdict:
     """Predict the examples, and the foreign inputs where there are any."""
-    model = task.wrapped(entry.model, entry.scale)
+    model = wrapped(task, entry.model, entry.scale)
     samples = samples_of(model, examples.inputs, entry.num_samples, seed)
     nll = task.nll(samples, examples.targets)
     known, unknown = task.unsureness(samples), None
