@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from zeromean.arguments import (
@@ -40,7 +41,14 @@ from zeromean.training.post_hoc.examples import (
     moved,
 )
 from zeromean.training.post_hoc.report import AS_IT_WAS, AddedUncertainty
-from zeromean.training.post_hoc.tasks import Task, fitted_scale, samples_of, task_for, wrapped
+from zeromean.training.post_hoc.tasks import (
+    Numbers,
+    Task,
+    fitted_scale,
+    samples_of,
+    task_for,
+    wrapped,
+)
 from zeromean.training.post_hoc.verdict import judged, why_worse
 from zeromean.training.randomness import derived_seed, isolated
 from zeromean.training.trainer import require_lightning
@@ -71,40 +79,42 @@ def add_uncertainty(
 ) -> AddedUncertainty:
     """Make a trained network predict with uncertainty, and return nothing that is worse.
 
-    Half of the validation examples choose: which of the last layers become random, with how much
-    noise, which prior and which weight of the KL term. They see candidates that cost no training
-    first (a temperature, Laplace's approximation of the last layer, noise on trained weights), then
-    fine-tunings of the best of these. The other half says what came of it, before and after, and
-    whether anything is returned but the model as it was. Only then both halves fit the temperature
-    of what is returned. The model itself is left untouched.
+    The model is trained on, by the recipe of `config`, with nothing random. What can be read off the
+    networks before and after it are the candidates: each with a temperature, the average of their
+    weights, both together (two passes for a prediction), and Laplace's approximation of the last
+    layer or noise on the weights of the last layers of the best single one. Half of the validation
+    examples choose among them. The other half says what came of it, before and after, and whether
+    anything is returned but the model as it was. Only then both halves fit the temperature of what
+    is returned. The model itself is left untouched.
 
     Targets of whole numbers are classes. Floating-point ones make a regression: the model returned
     gives means and log-variances, as `zm.HeteroscedasticGaussianLikelihood` wants them.
 
-    Dropout is on while the model is fine-tuned, and off in predictions of what is returned.
+    Dropout is on while the model is trained on, and off in predictions of what is returned.
 
     Args:
         train: What the model was trained on, as in `fit`.
         validation: Examples that it was not trained on, at least 20, the more the better.
         likelihood: For regressions `zm.HeteroscedasticGaussianLikelihood()` where the model returns
-            log-variances already.
-        config: The recipe of the fine-tuning. Its `epochs` are the budget: passes over the training
-            set that all candidates may take together. Its `beta` and `seed` are not used. Default:
-            five passes of Adam.
+            log-variances already. A model that returns means is trained on by their squared error,
+            or by `zm.GaussianLikelihood()`.
+        config: The recipe of the training on: give it the optimizer and the rates that the model
+            was trained with. Its `epochs` are the passes over the training set. Its `beta` and
+            `seed` are not used. Default: five passes of Adam.
         max_cost: Passes of the network that a prediction may cost, counted in operations: what
-            comes before the first random layer is computed once.
+            comes before the first random layer is computed once. Below 2, no two networks.
         num_samples: Draws for a prediction at most; where several layers are random, and costly,
             it may be as few as five.
-        kl_weights: Weights of the KL term to choose from, where the passes suffice to try them:
-            four for one weight, two more for each further one. Otherwise noise is added to what
-            plain training on makes of the network.
+        kl_weights: Weights of the KL term. For each the model is trained on once more, for as many
+            passes, with the best noise there from the start, under a normal prior whose scale is
+            learned layer by layer.
         foreign: Inputs that the model should be unsure of; they choose nothing, and add AUROC to
             the table.
         augment: As in `fit`.
-        accelerator: As in `fit`, for the fine-tuning.
-        folder: Where fine-tunings are kept, so that a call that was interrupted goes on; the same
+        accelerator: As in `fit`, for the training on.
+        folder: Where trainings are kept, so that a call that was interrupted goes on; the same
             arguments are needed. Default: nothing is kept.
-        seed: Of the halves, the noise and the fine-tuning.
+        seed: Of the halves, the noise and the training on.
         progress: Show progress bars where the output is a terminal.
     """
     require_lightning()
@@ -139,6 +149,7 @@ def add_uncertainty(
             train=train,
             task=task,
             has_variance=isinstance(likelihood, HeteroscedasticGaussianLikelihood),
+            loss=_loss(task, likelihood),
             config=replace(config, seed=derived_seed(abs(seed), config.seed)),
             num_data=data_source(train, config).num_data,
             max_cost=float(max_cost),
@@ -151,6 +162,13 @@ def add_uncertainty(
         )
         contest = contest_of(copy.deepcopy(model).eval(), call, chooses, seed)
         return _result(model, contest, task, chooses, reports, others)
+
+
+def _loss(task: Task, likelihood: Likelihood | None) -> Any:
+    """What a model is trained on with; means alone by their squared error, as most are."""
+    if not isinstance(task, Numbers):
+        return None
+    return F.mse_loss if likelihood is None else copy.deepcopy(likelihood)
 
 
 def _result(

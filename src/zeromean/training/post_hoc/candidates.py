@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -49,11 +49,17 @@ BOTH = "two networks, before and after training on"
 
 @dataclass(frozen=True)
 class Call:
-    """What `add_uncertainty` was asked for."""
+    """What `add_uncertainty` was asked for.
+
+    Attributes:
+        has_variance: Whether the model returns log-variances already.
+        loss: What it is trained on with: a likelihood, or a function of outputs and targets.
+    """
 
     train: Data
     task: Task
     has_variance: bool
+    loss: Any
     config: TrainingConfig
     num_data: int
     max_cost: float
@@ -71,12 +77,13 @@ def contest_of(model: nn.Module, call: Call, chooses: Examples, seed: int) -> Co
     All passes go into one training, since every other use of them was worse: a cycle of the rate
     that is cut in two, or fewer passes because several ways are tried.
     """
-    contest, network = _begun(model, call, chooses, seed)
-    given = replace(contest.best, model=without_dropout_(copy.deepcopy(network)))
-    tuned = _tuned(network, call)
+    contest, dressed = _begun(model, call, chooses, seed)
+    tuned = _tuned(model, call, call.loss, "plain")
+    between = dressed(_between(model, tuned, call))
+    network, tuned = dressed(model), dressed(tuned)
     passes = call.config.epochs
+    given = replace(contest.best, model=without_dropout_(copy.deepcopy(network)))
     contest.trained = contest.enter(TRAINED, tuned, None, cost=1.0, passes=passes)
-    between = _between(network, tuned, call)
     averaged = contest.enter(AVERAGED, between, None, cost=1.0, passes=passes)
     if call.max_cost >= 2:
         both = Ensemble([network, tuned])
@@ -86,25 +93,33 @@ def contest_of(model: nn.Module, call: Call, chooses: Examples, seed: int) -> Co
     return contest
 
 
-def _begun(model: nn.Module, call: Call, chooses: Examples, seed: int) -> tuple[Contest, nn.Module]:
-    """The network as it came, with a temperature; a regression with log-variances too.
+def _begun(
+    model: nn.Module, call: Call, chooses: Examples, seed: int
+) -> tuple[Contest, Callable[[nn.Module], nn.Module]]:
+    """The network as it came, with a temperature, and what gives such a network log-variances.
 
     They are by input where that is better than one for all.
     """
-    if not isinstance(call.task, Numbers) or call.has_variance:
-        return Contest(call.task, chooses, model, seed=seed), model
-    residuals = samples_of(model, chooses.inputs, None, seed)[0] - chooses.targets
-    noise = residuals.square().mean(0).clamp_min(1e-30).log()
-    plain = WithVariance(copy.deepcopy(model), call.task.num_outputs, noise)
-    contest = Contest(call.task, chooses, plain, seed=seed)
-    head = _head(model, calls_of(model, chooses.first(2).inputs), call)
-    by_input = None if head is None else variance_head(model, head)
-    if head is None or by_input is None:
-        return contest, plain
-    nll = contest.enter("noise by input", by_input, None, cost=1.0, passes=0).row.nll
-    if nll < contest.first.row.nll:
-        return contest, by_input
-    return contest, variance_head(model, head, by_input=False) or plain
+    task = call.task
+    if not isinstance(task, Numbers) or call.has_variance:
+        return Contest(task, chooses, model, seed=seed), lambda network: network
+
+    def with_one(network: nn.Module) -> nn.Module:
+        residuals = samples_of(network, chooses.inputs, None, seed)[0] - chooses.targets
+        noise = residuals.square().mean(0).clamp_min(1e-30).log()
+        return WithVariance(copy.deepcopy(network), task.num_outputs, noise)
+
+    def with_head(network: nn.Module, *, by_input: bool) -> nn.Module | None:
+        head = _head(without_dropout_(copy.deepcopy(network)), chooses, call)
+        return None if head is None else variance_head(network, head, by_input=by_input)
+
+    contest = Contest(task, chooses, with_one(model), seed=seed)
+    found = with_head(model, by_input=True)
+    if found is None:
+        return contest, with_one
+    nll = contest.enter("noise by input", found, None, cost=1.0, passes=0).row.nll
+    better = nll < contest.first.row.nll
+    return contest, lambda network: with_head(network, by_input=better) or with_one(network)
 
 
 def _enter_random(contest: Contest, best: Entry, network: nn.Module, call: Call) -> None:
@@ -120,14 +135,14 @@ def _enter_random(contest: Contest, best: Entry, network: nn.Module, call: Call)
     noise = _enter_noise(contest, best, calls, call)
     for weight in call.kl_weights:
         start = _random(network, calls.last(noise.count), noise.level)
-        model = _tuned(start, call, weight)
+        model = _tuned(start, call, call.task.likelihood, f"kl-{weight:g}", weight)
         name = f"{_layers(calls, noise.count)}: trained on with KL weight {weight:g}"
         cost = calls.cost(noise.count, noise.num_samples)
         contest.enter(name, model, noise.num_samples, cost=cost, passes=call.config.epochs)
 
 
 def _enter_laplace(contest: Contest, best: Entry, calls: Calls, call: Call) -> None:
-    head = _head(best.model, calls, call)
+    head = _head(best.model, contest.examples, call)
     if head is None:
         return
     laplace = Laplace(best.model, head, call.task)
@@ -171,26 +186,25 @@ def _of(name: str, best: Entry) -> str:
     return f"{name}, {best.row.name}" if best.row.passes else name
 
 
-def _head(model: nn.Module, calls: Calls, call: Call) -> Head | None:
-    if not calls.layers:
+def _head(model: nn.Module, examples: Examples, call: Call) -> Head | None:
+    layers = calls_of(model, examples.first(2).inputs).layers
+    if not layers:
         return None
-    return head_of(model, calls.layers[-1].name, evaluation_batches(call.train), call.num_data)
+    return head_of(model, layers[-1].name, evaluation_batches(call.train), call.num_data)
 
 
-def _tuned(model: nn.Module, call: Call, weight: float | None = None) -> nn.Module:
-    """A copy that has been trained on for all passes.
-
-    Args:
-        weight: Of the KL term; None where nothing is random.
-    """
+def _tuned(model: nn.Module, call: Call, loss: Any, name: str, kl_weight: float = 0.0) -> nn.Module:
+    """A copy that has been trained on for all passes."""
     model = copy.deepcopy(model)
-    config = replace(call.config, beta=weight or 0.0)
+    config = call.config
     fit(
         model,
         call.train,
-        replace(config, kl_warmup_epochs=min(config.kl_warmup_epochs, config.epochs)),
-        folder=call.folder / ("plain" if weight is None else f"kl-{weight:g}"),
-        likelihood=call.task.likelihood,
+        replace(
+            config, beta=kl_weight, kl_warmup_epochs=min(config.kl_warmup_epochs, config.epochs)
+        ),
+        folder=call.folder / name,
+        likelihood=loss,
         accelerator=call.accelerator,
         augment=call.augment,
         progress=call.progress,

@@ -35,10 +35,11 @@ class AddedUncertainty:
     """What `add_uncertainty` returns; printed, it is the table of before and after.
 
     Attributes:
-        model: Predicts with `zm.predict_proba` or `zm.predict_moments` and `num_samples` draws;
-            the model that was given, itself and untouched, where nothing made it better.
+        model: Predicts with `zm.predict_proba` or `zm.predict_moments` and `num_samples` draws; a
+            `zeromean.ensembles.Ensemble` where it is two networks; the model that was given, itself
+            and untouched, where nothing made it better.
         chosen: The candidate that the model is.
-        num_samples: Draws for a prediction; the table is of so many.
+        num_samples: Draws for a prediction, from each network; the table is of so many.
         likelihood: For `zm.predict_moments`; None for classes, and where nothing was added.
         before: What the table says of the model that was given.
         temperature: The same with one temperature (for a regression one noise variance) and
