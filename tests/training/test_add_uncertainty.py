@@ -11,11 +11,13 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import zeromean as zm
 from zeromean.data import ImageSet
-from zeromean.training import TrainingConfig, add_uncertainty
+from zeromean.ensembles import Ensemble
+from zeromean.training import TrainingConfig, add_uncertainty, fit
 from zeromean.training.post_hoc import add
 from zeromean.training.post_hoc.contest import Contest
 from zeromean.training.post_hoc.examples import Examples
-from zeromean.training.post_hoc.tasks import Classes
+from zeromean.training.post_hoc.tasks import Classes, fitted_scale
+from zeromean.training.randomness import derived_seed
 
 pytest.importorskip("lightning.pytorch")
 pytest.importorskip("tensorboard")
@@ -69,6 +71,63 @@ def test_overconfident_classifier_gets_better_and_is_left_alone(classifier):
     for part in ("accuracy, %", "calibrated NLL", "AUROC", "passes for a prediction", "ECE"):
         assert part in text
     assert all(each.name in result.tried for each in result.candidates)
+
+
+def test_all_passes_are_those_of_plain_training(classifier, tmp_path):
+    """One run of `fit`, whatever else is tried: passes that are divided are worth less."""
+    config = replace(QUICK, epochs=3)
+    options = {**OPTIONS, "config": config, "folder": tmp_path / "call"}
+    result = add_uncertainty(classifier, points(100), points(200, seed=1), seed=5, **options)
+    plain = copy.deepcopy(classifier)
+    same = replace(config, beta=0.0, seed=derived_seed(5, config.seed))
+    fit(plain, points(100), same, folder=tmp_path / "fit", accelerator="cpu", progress=False)
+    chosen, reported = Examples(*points(200, seed=1)).halves(5)
+    trained = next(each for each in result.candidates if each.name == "trained on")
+    assert (trained.passes, trained.cost) == (3, 1.0)
+    samples = plain(chosen.inputs).detach().unsqueeze(0)
+    scale = fitted_scale(Classes(), samples, chosen.targets)
+    assert trained.nll == pytest.approx(
+        Classes().nll(samples, chosen.targets, scale).mean().item(), abs=1e-6
+    )
+    right = (plain(reported.inputs).argmax(1) == reported.targets).double().mean()
+    assert result.trained_on["accuracy, %"] == pytest.approx(100 * right.item())
+    assert {each.passes for each in result.candidates} <= {0, 3}
+
+
+def test_network_before_and_after_training_on_predict_together(classifier):
+    """Both members answer, with one temperature, and cost two passes; not where one is allowed."""
+    data = points(100), points(600, seed=1)
+    both = next(
+        each for each in add_uncertainty(classifier, *data, **OPTIONS).candidates if each.cost == 2
+    )
+    assert both.name == "two networks, before and after training on"
+    cheap = add_uncertainty(classifier, *data, max_cost=1.9, **OPTIONS)
+    assert both.name not in {each.name for each in cheap.candidates}
+
+    examples = Examples(*points(400, seed=1))
+    one, other = examples.halves(0)
+    contest = Contest(Classes(), one, classifier, seed=0)
+    turned = copy.deepcopy(classifier)
+    with torch.no_grad():
+        turned[-1].weight.mul_(0.1)
+    contest.best = contest.enter("two", Ensemble([classifier, turned]), None, cost=2.0, passes=1)
+    result = add._result(classifier, contest, Classes(), one, other, None)
+    assert result.chosen == "two"
+    assert isinstance(result.model, Ensemble)
+    assert result.after["passes for a prediction"] == 2.0
+    temperatures = {float(member.temperature) for member in result.model}
+    assert len(temperatures) == 1
+    mean = torch.stack([member(other.inputs).softmax(-1) for member in result.model]).mean(0)
+    assert torch.allclose(zm.predict_proba(result.model, other.inputs, result.num_samples), mean)
+
+
+def test_weights_of_the_kl_term_take_as_many_passes_each(classifier):
+    data = points(100), points(200, seed=1)
+    result = add_uncertainty(classifier, *data, kl_weights=(0.1, 1.0), **OPTIONS)
+    tried = [each for each in result.candidates if "KL weight" in each.name]
+    assert [each.name.split()[-1] for each in tried] == ["0.1", "1"]
+    assert [each.passes for each in tried] == [1, 1]
+    assert tried[0].nll != tried[1].nll
 
 
 def test_same_seed_gives_the_same_model_and_another_one_not(classifier):

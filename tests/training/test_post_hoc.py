@@ -151,6 +151,14 @@ def test_operations_are_counted_in_the_order_of_the_calls():
     assert calls.affordable(3, 20, 1e6) == 20
 
 
+def test_draws_with_a_full_covariance_are_counted():
+    model = nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, 10))
+    calls = calls_of(model, torch.randn(2, 4))
+    weights = 10 * 50 + 10
+    drawn = 20 * 10 * weights**2 * 2 / 500 / calls.total
+    assert calls.full_cost(20) == pytest.approx(calls.cost(1, 20) + drawn)
+
+
 def test_transformers_are_counted_too():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)).eval()

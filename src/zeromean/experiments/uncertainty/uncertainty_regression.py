@@ -47,8 +47,8 @@ class Config:
     """Passes over the training set of the network that is given."""
     control_epochs: int = 40
     """Passes of plain training that are the control."""
-    call_epochs: int = 10
-    """Passes of fine-tuning of the call, which takes the rest of the time to look and choose."""
+    call_epochs: int = 25
+    """Passes of the call, which takes the rest of the time to look and choose."""
     width: int = 50
     """Units of each of the two hidden layers."""
     lr: float = 1e-3

@@ -40,7 +40,7 @@ class Config:
     control_epochs: int = 12
     """Passes of plain training that are the control."""
     call_epochs: int = 8
-    """Passes of fine-tuning of the call, which takes the rest of the time to look and choose."""
+    """Passes of the call, which takes the rest of the time to look and choose."""
     width: int = 32
     """Features of a token."""
     num_layers: int = 2

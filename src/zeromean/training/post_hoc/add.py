@@ -79,13 +79,13 @@ def add_uncertainty(
 ) -> AddedUncertainty:
     """Make a trained network predict with uncertainty, and return nothing that is worse.
 
-    The model is trained on, by the recipe of `config`, with nothing random. What can be read off the
-    networks before and after it are the candidates: each with a temperature, the average of their
-    weights, both together (two passes for a prediction), and Laplace's approximation of the last
-    layer or noise on the weights of the last layers of the best single one. Half of the validation
-    examples choose among them. The other half says what came of it, before and after, and whether
-    anything is returned but the model as it was. Only then both halves fit the temperature of what
-    is returned. The model itself is left untouched.
+    The model is trained on, by the recipe of `config`, with nothing random. The candidates are what
+    can be read off the networks before and after: each with a temperature, the average of their
+    weights, both together (two passes for a prediction), and the best single one of these with
+    Laplace's approximation of its last layer, or with noise on the weights of its last layers. Half
+    of the validation examples choose. The other half says what came of it, before and after, and
+    whether anything is returned but the model as it was. Only then both halves fit the temperature
+    of what is returned. The model itself is left untouched.
 
     Targets of whole numbers are classes. Floating-point ones make a regression: the model returned
     gives means and log-variances, as `zm.HeteroscedasticGaussianLikelihood` wants them.
@@ -188,8 +188,7 @@ def _result(
         "best": contest.best,
     }
     verdicts = {
-        name: judged(task, entry, plain, reports, foreign, contest.seed)
-        for name, entry in entries.items()
+        name: judged(task, entry, reports, foreign, contest.seed) for name, entry in entries.items()
     }
     rejected: list[str] = []
     for name in ("best", "trained on", "temperature"):

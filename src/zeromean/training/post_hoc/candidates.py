@@ -145,9 +145,14 @@ def _enter_laplace(contest: Contest, best: Entry, calls: Calls, call: Call) -> N
     head = _head(best.model, contest.examples, call)
     if head is None:
         return
-    laplace = Laplace(best.model, head, call.task)
     num_samples = _choices(calls, call)[1]
-    cost, passes = calls.cost(1, num_samples), best.row.passes
+    cost = calls.full_cost(num_samples)
+    # Of many weights a covariance is too large, or its draws cost too much; then variances alone.
+    full = None if cost <= call.max_cost else False
+    laplace = Laplace(best.model, head, call.task, full=full)
+    if not laplace.full:
+        cost = calls.cost(1, num_samples)
+    passes = best.row.passes
     for scale in PRIOR_SCALES:
         name = f"layer {head.name}: Laplace, prior of {scale:g} times its weights"
         name = _of(name, best)

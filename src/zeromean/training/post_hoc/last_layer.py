@@ -132,14 +132,17 @@ class Laplace:
     """The posterior of the last layer's weight: the inverse of the curvature and of a prior's.
 
     The curvature is that of Gauss and Newton (for these likelihoods Fisher's information), over all
-    weights together where there are few, else by weight.
+    weights together, or by weight.
+
+    Args:
+        full: Over all weights together; by default where there are few.
     """
 
-    def __init__(self, model: nn.Module, head: Head, task: Task):
+    def __init__(self, model: nn.Module, head: Head, task: Task, *, full: bool | None = None):
         self.model = model
         self.name = head.name
         layer: Any = model.get_submodule(head.name)
-        self.full = layer.weight.numel() <= MOST_WEIGHTS
+        self.full = layer.weight.numel() <= MOST_WEIGHTS if full is None else full
         self.mean_square = float(layer.weight.detach().square().mean())
         by_output = _information(head.outputs, task) * head.scale**2 / head.share
         self.curvature = _curvature(head.features, by_output, full=self.full)

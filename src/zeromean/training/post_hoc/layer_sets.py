@@ -18,6 +18,8 @@ from zeromean.training.post_hoc.tasks import AT_ONCE
 
 # Drawing a normal number takes about as long as so many multiplications and additions.
 NORMAL = 100
+# And reading an entry of a matrix that is multiplied with one vector, as long as so many.
+READ = 10
 # With fewer samples an average is worse than one network of the means.
 FEWEST_SAMPLES = 5
 
@@ -73,6 +75,11 @@ class Calls:
             else:
                 again += NORMAL * layer.outputs + layer.flops
         return (once + num_samples * again) / max(self.total, 1)
+
+    def full_cost(self, num_samples: int) -> float:
+        """The same if the weights of the last layer are drawn with a full covariance."""
+        drawn = READ * self.layers[-1].weights ** 2 * self.num_examples / AT_ONCE
+        return self.cost(1, num_samples) + num_samples * drawn / max(self.total, 1)
 
     def affordable(self, count: int, most: int, max_cost: float) -> int:
         """The most samples, up to so many, that a prediction with so many random layers can pay."""

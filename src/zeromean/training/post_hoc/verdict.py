@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -13,11 +11,8 @@ from torch import Tensor
 from zeromean.training.post_hoc.contest import CHANCE, Entry, more
 from zeromean.training.post_hoc.examples import Examples
 from zeromean.training.post_hoc.report import COST
-from zeromean.training.post_hoc.tasks import AT_ONCE, Task, calibrated_nll, samples_of, wrapped
+from zeromean.training.post_hoc.tasks import Task, calibrated_nll, samples_of, wrapped
 from zeromean.uncertainty import auroc
-
-# How often the time of a prediction is taken.
-REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -39,9 +34,7 @@ class Verdict:
     foreign: Tensor | None
 
 
-def judged(
-    task: Task, entry: Entry, plain: Entry, examples: Examples, foreign: Any, seed: int
-) -> Verdict:
+def judged(task: Task, entry: Entry, examples: Examples, foreign: Any, seed: int) -> Verdict:
     """Predict the examples, and the foreign inputs where there are any."""
     model = wrapped(task, entry.model, entry.scale)
     samples = samples_of(model, examples.inputs, entry.num_samples, seed)
@@ -53,7 +46,7 @@ def judged(
     if foreign is not None:
         unknown = task.unsureness(samples_of(model, foreign, entry.num_samples, seed))
         table["AUROC"] = auroc(known, unknown)
-    table[COST] = measured_cost(entry, plain, examples)
+    table[COST] = entry.row.cost
     return Verdict(table, nll, task.mistakes(samples, examples.targets), known, unknown)
 
 
@@ -75,24 +68,6 @@ def why_worse(before: Verdict, after: Verdict) -> str | None:
         if ranks.mean() < others.mean() - CHANCE * error:
             return "it tells foreign inputs less well"
     return None
-
-
-def measured_cost(entry: Entry, plain: Entry, examples: Examples) -> float:
-    """Processor time of a prediction in that of the plain network's."""
-    if entry.model is plain.model:
-        return 1.0
-    inputs = examples.first(AT_ONCE).inputs
-    for each in (plain, entry):
-        samples_of(each.model, inputs, each.num_samples, 0)  # The first time is slower.
-    ratios = []
-    for _ in range(REPEATS):
-        times = []
-        for each in (plain, entry):
-            start = time.process_time()
-            samples_of(each.model, inputs, each.num_samples, 0)
-            times.append(time.process_time() - start)
-        ratios.append(times[1] / max(times[0], 1e-9))
-    return median(ratios)
 
 
 def _ranks(known: Tensor, foreign: Tensor) -> Tensor:
