@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import zeromean as zm
-
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
