@@ -35,6 +35,8 @@ POSTERIORS = {
     "Additive": partial(zm.Additive, log_variance=-3.0),
     "Additive-uniform": partial(zm.Additive, noise=zm.uniform, log_variance=-3.0),
     "DropConnect-uniform": partial(zm.DropConnect, p=0.5),
+    "Gamma": partial(zm.Gamma, log_alpha=-1.0),
+    "Exponential": zm.Exponential,
 }
 
 PRIORS = {
@@ -47,6 +49,8 @@ PRIORS = {
     "ARD": zm.ARD(),
     "Normal": zm.Normal(scale=0.5),
     "Normal-learn": zm.Normal(learn=True),
+    "GammaPrior": zm.GammaPrior(2.0, scale=0.5),
+    "GammaPrior-learn": zm.GammaPrior(learn=True),
 }
 
 SAMPLERS = {
@@ -59,14 +63,23 @@ SAMPLERS = {
 }
 
 
+def is_positive(posterior: str) -> bool:
+    return posterior in ("Gamma", "Exponential")
+
+
 def is_normal(posterior: str) -> bool:
-    return not posterior.endswith(("rademacher", "uniform"))
+    return not posterior.endswith(("rademacher", "uniform")) and not is_positive(posterior)
 
 
 def is_allowed(posterior: str, prior: str, sampler: str) -> bool:
     """What the theory covers: closed-form KLs and local reparameterization need normal noise."""
-    if posterior.startswith("DropConnect") and sampler == "flipout":
-        return False  # Its noise is not symmetric.
+    asymmetric = posterior.startswith("DropConnect") or is_positive(posterior)
+    if asymmetric and sampler == "flipout":
+        return False
+    if prior != "None" and is_positive(posterior) != prior.startswith("GammaPrior"):
+        return False
+    if is_positive(posterior):
+        return sampler != "local"
     return is_normal(posterior) or (prior == "None" and sampler != "local")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import zeromean as zm
-from cases import LAYERS, POSTERIORS, PRIORS, SAMPLERS, build, is_allowed, is_normal
+from cases import LAYERS, POSTERIORS, PRIORS, SAMPLERS, build, is_allowed, is_normal, is_positive
 
 every_layer = pytest.mark.parametrize("layer", LAYERS)
 every_posterior = pytest.mark.parametrize("posterior", POSTERIORS)
@@ -25,7 +25,9 @@ ALLOWED = [(p, s) for p in POSTERIORS for s in SAMPLERS if is_allowed(p, "None",
 @every_sampler
 def test_combination_trains_or_is_refused(layer, posterior, prior, sampler):
     if not is_allowed(posterior, prior, sampler):
-        with pytest.raises(ValueError, match=r"needs (normal|symmetric) noise.*; use"):
+        with pytest.raises(
+            ValueError, match=r"(needs (normal|symmetric) noise|is for .* weights).*; use"
+        ):
             build(layer, posterior, prior, sampler, dtype=torch.float64)
         return
     model = build(layer, posterior, prior, sampler, dtype=torch.float64)
@@ -136,8 +138,11 @@ def test_compiles_without_graph_breaks(layer, posterior, sampler, fresh_dynamo):
         output.sum().backward()
 
 
-@pytest.mark.parametrize("posterior", ["ZeroMean", "Multiplicative-neuron", "Additive"])
-@every_prior
+COMPILED = ["ZeroMean", "Multiplicative-neuron", "Additive", "Gamma", "Exponential"]
+KLS = [(p, prior) for p in COMPILED for prior in PRIORS if is_allowed(p, prior, "weight")]
+
+
+@pytest.mark.parametrize(("posterior", "prior"), KLS)
 def test_kl_compiles_without_graph_breaks(posterior, prior, fresh_dynamo):
     model = build("Linear", posterior, prior)
     compiled = torch.compile(lambda: zm.kl_divergence(model), fullgraph=True, backend="aot_eager")
@@ -167,7 +172,7 @@ def test_default_prior_and_sampler_follow_the_noise(posterior):
         assert layer.prior == zm.LogUniform()
         assert layer.sampler is zm.local
     else:
-        assert layer.prior is None
+        assert layer.prior == (zm.GammaPrior() if is_positive(posterior) else None)
         assert layer.sampler is zm.weight
 
 

@@ -38,9 +38,17 @@ if TYPE_CHECKING:
     from zeromean.distributions.posteriors.factorized import FactorizedPosterior
     from zeromean.distributions.posteriors.full_covariance import FullCovariance
     from zeromean.distributions.posteriors.multiplicative import Multiplicative
+    from zeromean.distributions.posteriors.positive import Exponential, Gamma
     from zeromean.distributions.posteriors.posterior import Posterior
     from zeromean.distributions.posteriors.zero_mean import ZeroMean
-    from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
+    from zeromean.distributions.priors import (
+        ARD,
+        GammaPrior,
+        LogUniform,
+        Normal,
+        Prior,
+        StudentT,
+    )
     from zeromean.files.model import load, save
     from zeromean.layers.attention import MultiheadAttention
     from zeromean.layers.blocks import draw_noise, held_noise, sampling
@@ -88,9 +96,12 @@ __all__ = [
     "ConvTranspose2d",
     "DropConnect",
     "Embedding",
+    "Exponential",
     "FactorizedPosterior",
     "FromPosterior",
     "FullCovariance",
+    "Gamma",
+    "GammaPrior",
     "GaussianDropout",
     "GaussianLikelihood",
     "HeteroscedasticGaussianLikelihood",
@@ -191,10 +202,15 @@ _HOMES = {
     "distributions.posteriors.factorized": ("FactorizedPosterior",),
     "distributions.posteriors.full_covariance": ("FullCovariance",),
     "distributions.posteriors.multiplicative": ("Multiplicative",),
+    "distributions.posteriors.positive": (
+        "Exponential",
+        "Gamma",
+    ),
     "distributions.posteriors.posterior": ("Posterior",),
     "distributions.posteriors.zero_mean": ("ZeroMean",),
     "distributions.priors": (
         "ARD",
+        "GammaPrior",
         "LogUniform",
         "Normal",
         "Prior",

@@ -82,7 +82,7 @@ def test_pruned_weight_is_exactly_zero_without_noise_under_every_sampler(layer, 
 
 @pytest.mark.parametrize("layer", ["Linear", "Conv2d", "ConvTranspose2d", "Embedding"])
 @pytest.mark.parametrize("posterior", ["ZeroMean", *OWN_ALPHA, *SHARED_ALPHA[1:]])
-@pytest.mark.parametrize("prior", [p for p in PRIORS if p != "None"])
+@pytest.mark.parametrize("prior", [p for p in PRIORS if is_allowed("Additive", p, "weight")][1:])
 def test_pruned_weights_have_no_kl_and_no_gradient(layer, posterior, prior):
     model = pruned(layer, posterior, prior, dtype=torch.float64)
     x = LAYERS[layer][1]()

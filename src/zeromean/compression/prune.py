@@ -28,6 +28,7 @@ from zeromean.conversion.make_stochastic import Predicate
 from zeromean.distributions.posteriors.drop_connect import DropConnect
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
+from zeromean.distributions.posteriors.positive import Exponential
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.dropout.unit_noise import UnitNoise
 
@@ -201,7 +202,8 @@ def reason_against(posterior: Posterior, by: str) -> str | None:
     if not isinstance(posterior, FactorizedPosterior):
         return "its weights depend on each other, so that none can be judged by itself"
     shared = isinstance(posterior, Multiplicative) and posterior.share != "weight"
-    own_alpha = posterior.has_mean and not (shared or isinstance(posterior, DropConnect))
+    shared = shared or isinstance(posterior, (DropConnect, Exponential))
+    own_alpha = posterior.has_mean and not shared
     if by == "variance":
         return "its means carry the signal; use by='snr'" if own_alpha else None
     if own_alpha:

@@ -101,6 +101,11 @@ def _require_prior(name: str, posterior: Posterior, other: Posterior | None) -> 
                 f"{name} cannot become a prior: {why}; leave it out by "
                 f"where=lambda name, layer: name != {name.rpartition('.')[0]!r}."
             )
+    if posterior.positive != other.positive:
+        raise ValueError(
+            f"{name} is {type(posterior).__name__}, and {type(other).__name__} in the other model: "
+            "positive weights cannot be compared with others."
+        )
     kinds = [isinstance(each, FactorizedPosterior) for each in (posterior, other)]
     if kinds[0] != kinds[1]:
         raise ValueError(

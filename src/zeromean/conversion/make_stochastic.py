@@ -123,6 +123,7 @@ def make_stochastic_(
                 name, module, posterior, prior, sampler, tied=tied
             )
             posteriors[module.weight] = twin.weight
+        _refuse_lost_signs(name, module, twin)
         ratio = _noise_over_signal(twin)
         if ratio is not None:
             noise[name] = ratio
@@ -212,6 +213,18 @@ def _reason_to_leave(
             "checkpoint before converting."
         )
     return None
+
+
+def _refuse_lost_signs(name: str, module: nn.Module, twin: StochasticModule) -> None:
+    """Refuse positive weights in place of negative ones."""
+    parts = twin.distributions().values()
+    positive = next((p for p in parts if isinstance(p, Posterior) and p.positive), None)
+    weights = weights_of(module)
+    if positive is not None and any(not w.is_meta and (w < 0).any() for w in weights):
+        raise ValueError(
+            f"{name} has negative weights, and those of {type(positive).__name__} are positive; "
+            "leave the layer out by where=, or use zm.Additive."
+        )
 
 
 def _refuse_broken_ties(model: nn.Module, selected: set[Any]) -> None:

@@ -16,6 +16,7 @@ from zeromean import functional
 from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.full_covariance import FullCovariance
+from zeromean.distributions.posteriors.positive import PositivePosterior
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.functional.numerics import smallest_normal, wide
 from zeromean.registry import register
@@ -37,6 +38,8 @@ class FromPosterior:
             )
         if isinstance(posterior, FullCovariance):
             return _joint_kl(posterior)
+        if isinstance(posterior, PositivePosterior):
+            return _positive_kl(posterior)
         assert isinstance(posterior, FactorizedPosterior)
         log_variance = posterior.masked(_log_variance(posterior))
         mean = posterior.mean_weight()
@@ -56,7 +59,7 @@ def is_remembered(posterior: Posterior) -> bool:
 
 def why_not_a_prior(posterior: Posterior) -> str | None:
     """Why a posterior cannot become a prior; None where it can."""
-    if posterior.noise is not normal:
+    if posterior.noise is not normal and not isinstance(posterior, PositivePosterior):
         return f"its noise is {posterior.noise.__name__}, and the KL is that of normal noise"
     if not isinstance(posterior, (FactorizedPosterior, FullCovariance)):
         return f"{type(posterior).__name__} does not say how its weights depend on each other"
@@ -98,6 +101,19 @@ def _log_variance(posterior: FactorizedPosterior) -> Tensor:
     """Of every weight, and not below what the layers take for zero."""
     log_variance = posterior.log_variance_per_weight()
     return log_variance.clamp_min(math.log(smallest_normal(log_variance.dtype)))
+
+
+def _positive_kl(posterior: PositivePosterior) -> Tensor:
+    """KL between Gamma distributions, of which exponential ones are a kind."""
+    prior_log_mean = wide(posterior.masked(posterior.get_buffer("prior_mean"), value=1.0)).log()
+    prior_log_variance = wide(posterior.masked(posterior.get_buffer("prior_log_variance")))
+    per_weight = functional.gamma_kl(
+        wide(posterior.masked(posterior.log_mean)),
+        wide(posterior.masked(posterior.log_alpha_per_weight())),
+        prior_log_mean,
+        prior_log_variance - 2 * prior_log_mean,
+    )
+    return posterior.counted(per_weight).sum()
 
 
 def _joint_kl(posterior: FullCovariance) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from zeromean.arguments import require_choice, require_numbers
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
+from zeromean.distributions.posteriors.positive import PositivePosterior
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.distributions.posteriors.spread import Spread
 from zeromean.functional.kl import normal_kl_sum
@@ -182,6 +183,49 @@ class Normal:
             prior_variance = (second_moment / count).clamp_min(smallest)
         relative = second_moment / prior_variance - count
         return 0.5 * (relative + count * prior_variance.log() - wide(posterior.log_determinant()))
+
+
+@register("prior")
+@dataclass(frozen=True)
+class GammaPrior:
+    """Gamma(concentration, scale), for positive weights; a concentration of 1 is exponential.
+
+    Args:
+        concentration: Below 1 most of it is near zero.
+        scale: The mean, divided by the concentration.
+        learn: Empirical Bayes: use the best common scale of each layer in place of `scale`, with
+            which the prior's mean is the average of the posterior's.
+    """
+
+    concentration: float = 1.0
+    scale: float = 1.0
+    learn: bool = False
+
+    positive: ClassVar[bool] = True
+
+    def __post_init__(self):
+        require_numbers(concentration=self.concentration, scale=self.scale)
+        for name in ("concentration", "scale"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"GammaPrior needs a {name} > 0, got {value}.")
+
+    def kl(self, posterior: Posterior) -> Tensor:
+        if not isinstance(posterior, PositivePosterior):
+            raise TypeError(
+                "GammaPrior needs a posterior with positive weights, such as zm.Gamma, got "
+                f"{type(posterior).__name__}; use zm.Normal()."
+            )
+        log_mean = wide(posterior.log_mean)
+        prior_mean = torch.as_tensor(self.concentration * self.scale).to(log_mean)
+        if self.learn:
+            means = wide(posterior.mean_and_scale()[0])
+            average = _total(posterior, means) / _num_random(posterior)
+            prior_mean = average.clamp_min(torch.finfo(average.dtype).tiny)
+        log_alpha = posterior.masked(wide(posterior.log_alpha_per_weight()))
+        prior_log_alpha = torch.full_like(log_mean, -math.log(self.concentration))
+        kl = functional.gamma_kl(log_mean, log_alpha, prior_mean.log(), prior_log_alpha)
+        return _total(posterior, kl)
 
 
 def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:

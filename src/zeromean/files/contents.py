@@ -19,7 +19,7 @@ from zeromean.files.safetensors import damaged_header, parse_header, read_safete
 from zeromean.registry import UnregisteredError
 
 # Parameters of the shape of the weight, by posteriors' names for them.
-_IN_SHAPE = ("mean", "scale")
+_IN_SHAPE = ("mean", "scale", "log_mean")
 
 
 @dataclass(frozen=True, kw_only=True)

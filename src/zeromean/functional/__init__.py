@@ -1,5 +1,6 @@
 """Pure tensor maths: KL terms, and functions that stay accurate for tiny and huge numbers."""
 
+from zeromean.functional.gamma import gamma_kl, gamma_quantile
 from zeromean.functional.kl import (
     HALF_LOG_MOMENT,
     ard_kl,
@@ -35,6 +36,8 @@ __all__ = [
     "dawson",
     "expected_sigmoid",
     "expected_softmax",
+    "gamma_kl",
+    "gamma_quantile",
     "log_mean_exp",
     "log_uniform_kl",
     "log_uniform_kl_approx",

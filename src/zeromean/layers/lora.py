@@ -44,10 +44,11 @@ class LoraLinear(nn.Module):
         options |= {"device": base.weight.device, "dtype": base.weight.dtype}
         self.down = Linear(inputs, rank, bias=False, posterior=posteriors[0], **options)
         self.up = Linear(rank, outputs, bias=False, posterior=posteriors[1], **options)
-        if not (self.down.weight.has_mean and self.up.weight.has_mean):
+        parts = self.down.weight, self.up.weight
+        if not all(part.has_mean and not part.positive for part in parts):
             raise ValueError(
-                "Adapters need a posterior with means, such as zm.Additive: with zero means, those "
-                "of their product are zero whatever they learn."
+                "Adapters need a posterior with means of both signs, such as zm.Additive: with "
+                "zero means, those of their product are zero whatever they learn."
             )
         self.up.weight.set_weight_(torch.zeros_like(self.up.weight.get_parameter("mean")))
         self.scaling = alpha / rank

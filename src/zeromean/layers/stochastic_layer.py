@@ -21,7 +21,7 @@ from zeromean.distributions.from_posterior import FromPosterior
 from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
-from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
+from zeromean.distributions.priors import ARD, GammaPrior, LogUniform, Normal, Prior, StudentT
 from zeromean.layers.stochastic_module import StochasticModule, own_sampler
 from zeromean.registry import POSTERIORS, PRIORS, SAMPLERS
 from zeromean.samplers.kinds import Draws, drawn_by, needs_normal_noise
@@ -41,7 +41,8 @@ class StochasticLayer(StochasticModule):
         posterior: The distribution of the weight.
         bias_size: Length of the bias, None for none.
         prior: What the KL term compares the posterior with, None for no KL term.
-            Default: LogUniform() for normal noise, None for other noise.
+            Default: LogUniform() for normal noise, GammaPrior() for positive weights, None for
+            other noise.
         sampler: How an output is drawn. Default: `zm.local` for normal noise, else `zm.weight`.
     """
 
@@ -147,7 +148,7 @@ def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
     independent = isinstance(posterior, FactorizedPosterior)
     if isinstance(prior, str) and prior == "default":
         if posterior.noise is not normal:
-            return None
+            return GammaPrior() if posterior.positive else None
         return LogUniform() if independent else Normal()
     if prior is None:
         return None
@@ -160,7 +161,14 @@ def checked_prior(prior: PriorChoice, posterior: Posterior) -> Prior | None:
             "zm.FromPosterior is a posterior from before, which a new layer does not have; build "
             "it with another prior, and call zm.become_prior_(model) when it has been trained."
         )
-    if posterior.noise is not normal:
+    if posterior.positive != getattr(prior, "positive", False):
+        kinds = "positive weights", "weights of both signs"
+        theirs, ours = kinds if posterior.positive else reversed(kinds)
+        raise ValueError(
+            f"The KL of {prior} is for {ours}, and {type(posterior).__name__} has {theirs}; use "
+            f"{'zm.GammaPrior()' if posterior.positive else 'zm.Normal()'} or prior=None."
+        )
+    if posterior.noise is not normal and not posterior.positive:
         raise ValueError(
             f"The KL of {prior} needs normal noise, got {_name(posterior.noise)}; use prior=None."
         )

@@ -5,6 +5,7 @@ from zeromean.distributions.posteriors.drop_connect import DropConnect
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.full_covariance import FullCovariance
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
+from zeromean.distributions.posteriors.positive import Exponential, Gamma, PositivePosterior
 from zeromean.distributions.posteriors.posterior import (
     Posterior,
     PosteriorFactory,
@@ -15,9 +16,12 @@ from zeromean.distributions.posteriors.zero_mean import ZeroMean
 __all__ = [
     "Additive",
     "DropConnect",
+    "Exponential",
     "FactorizedPosterior",
     "FullCovariance",
+    "Gamma",
     "Multiplicative",
+    "PositivePosterior",
     "Posterior",
     "PosteriorFactory",
     "WeightLayout",

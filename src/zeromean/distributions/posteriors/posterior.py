@@ -58,6 +58,7 @@ class Posterior(nn.Module):
 
     Attributes:
         symmetric: Whether noise is as likely above zero as below, which flipping signs needs.
+        positive: Whether weights are positive, which takes a prior of such weights.
         mask: True where a weight is kept, False where it has been pruned; None until `zm.prune_`
             prunes something. The parameters of pruned weights stay as they are and are not read,
             so that setting it back to None takes the pruning back.
@@ -65,6 +66,7 @@ class Posterior(nn.Module):
 
     has_mean = True
     symmetric = True
+    positive = False
     mask: Tensor | None
 
     def __init__(self, shape: Sequence[int] | None, noise: NoiseFamily, layout: WeightLayout):
