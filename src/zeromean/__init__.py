@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from zeromean.distributions.posteriors.drop_connect import DropConnect
     from zeromean.distributions.posteriors.factorized import FactorizedPosterior
     from zeromean.distributions.posteriors.full_covariance import FullCovariance
+    from zeromean.distributions.posteriors.low_rank import LowRank
     from zeromean.distributions.posteriors.multiplicative import Multiplicative
     from zeromean.distributions.posteriors.positive import Exponential, Gamma
     from zeromean.distributions.posteriors.posterior import Posterior
@@ -108,6 +109,7 @@ __all__ = [
     "Linear",
     "LogNormalDropout",
     "LogUniform",
+    "LowRank",
     "MultiheadAttention",
     "Multiplicative",
     "Normal",
@@ -201,6 +203,7 @@ _HOMES = {
     "distributions.posteriors.drop_connect": ("DropConnect",),
     "distributions.posteriors.factorized": ("FactorizedPosterior",),
     "distributions.posteriors.full_covariance": ("FullCovariance",),
+    "distributions.posteriors.low_rank": ("LowRank",),
     "distributions.posteriors.multiplicative": ("Multiplicative",),
     "distributions.posteriors.positive": (
         "Exponential",

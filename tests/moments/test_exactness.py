@@ -91,21 +91,26 @@ def test_clark_is_the_largest_of_two():
     torch.testing.assert_close(variance, second - expected.square(), atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("posterior", [*POSTERIORS, "FullCovariance", "Additive-factorized"])
+@pytest.mark.parametrize(
+    "posterior", [*POSTERIORS, "FullCovariance", "LowRank", "Additive-factorized"]
+)
 @pytest.mark.parametrize("layer", ["Linear", "Conv2d", "ConvTranspose2d", "Embedding"])
 def test_one_layer_is_exact(layer, posterior):
     further = {
         "FullCovariance": partial(zm.FullCovariance, log_variance=-3.0),
+        "LowRank": partial(zm.LowRank, rank=3, log_variance=-3.0),
         "Additive-factorized": partial(zm.Additive, noise=zm.factorized, log_variance=-3.0),
     }
     kind = further.get(posterior) or POSTERIORS[posterior]
-    if layer == "Embedding" and posterior == "FullCovariance":
+    if layer == "Embedding" and posterior in ("FullCovariance", "LowRank"):
         pytest.skip("it has no row without noise")
     torch.manual_seed(0)
     build, inputs = LAYERS[layer]
     model = build(posterior=kind, prior=None, sampler=zm.weight)
     if posterior == "FullCovariance":
         nn.init.normal_(model.weight.below, std=0.1)
+    if posterior == "LowRank":
+        nn.init.normal_(model.weight.factor, std=0.2)
     require_agreement(model, inputs())
 
 

@@ -135,10 +135,10 @@ def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:
             f"{_name(sampler)} flips signs, which needs symmetric noise, and that of "
             f"{type(posterior).__name__} is not; use sampler=zm.weight."
         )
-    if not independent and drawn_by(sampler) not in (Draws.WEIGHTS, Draws.NOTHING, Draws.UNKNOWN):
+    if not independent and drawn_by(sampler) is Draws.FLIPPED_WEIGHTS:
         raise ValueError(
-            f"{_name(sampler)} draws as if weights were independent, which those of "
-            f"{type(posterior).__name__} are not; use sampler=zm.weight."
+            f"{_name(sampler)} flips signs as if weights were independent, which those of "
+            f"{type(posterior).__name__} are not; use sampler=zm.weight or zm.local."
         )
     return sampler
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.full_covariance import FullCovariance
+from zeromean.distributions.posteriors.low_rank import LowRank
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.functional.numerics import can_branch
 from zeromean.moments.random_tensor import Covariance, Diagonal, RandomTensor
@@ -28,11 +29,11 @@ class Propagated(KeptNoise):
     def __call__(
         self, op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = None
     ) -> Tensor:
-        if isinstance(posterior, FullCovariance):
-            return _of_full_covariance(op, x, posterior, bias)
+        if isinstance(posterior, (FullCovariance, LowRank)):
+            return _of_dependent_weights(op, x, posterior, bias)
         if not isinstance(posterior, FactorizedPosterior):
             raise NoRuleError(
-                "Moments have rules for FactorizedPosterior and FullCovariance, got "
+                "Moments have rules for FactorizedPosterior, FullCovariance and LowRank, got "
                 f"{type(posterior).__name__}, whose covariance is not known; use method='samples'."
             )
         if isinstance(x, RandomTensor):
@@ -142,13 +143,13 @@ def _mean(op: LinearMap, mean: Tensor | None, like: Tensor, bias: Tensor | None)
     return torch.zeros_like(like) if mean is None else mean.expand_as(like)
 
 
-def _of_full_covariance(
-    op: LinearMap, x: Tensor, posterior: FullCovariance, bias: Tensor | None
+def _of_dependent_weights(
+    op: LinearMap, x: Tensor, posterior: FullCovariance | LowRank, bias: Tensor | None
 ) -> RandomTensor:
-    """Var = Σₖ op(m, Lₖ)² + op(v, E w²), with the columns Lₖ of the factor of the covariance."""
+    """Var = Σₖ op(m, Lₖ)² + op(m², own) + op(v, E w²), with the columns Lₖ of the covariance."""
     weight_mean, weight_variance = posterior.moments()
+    columns, own = posterior.columns(), posterior.own_variance()
     assert weight_mean is not None
-    columns = posterior.factor().mT.reshape(-1, *posterior.shape)
     if isinstance(x, RandomTensor):
         mean, variance = x.moments()
         spread = op(variance, weight_variance + weight_mean.square())
@@ -156,17 +157,20 @@ def _of_full_covariance(
         mean, spread = x, None
     parts = columns.split(_COLUMNS_AT_ONCE)
     outputs = torch.cat([torch.func.vmap(lambda w: op(mean, w))(part) for part in parts])
-    from_weights = outputs.square().sum(0)
-    spread = from_weights if spread is None else spread + from_weights
+    by_itself = None if own is None else op(squared(mean), own)
+    spread = sum((s for s in (spread, by_itself) if s is not None), start=outputs.square().sum(0))
 
     def covariance(rows: Tensor | None = None, /) -> Tensor:
         by_columns = outputs.movedim(0, -2)  # (*, columns, features)
         total = by_columns.mT @ by_columns
+        if by_itself is not None:
+            total = total + torch.diag_embed(by_itself)
         if isinstance(x, RandomTensor):
             # Weights on the same input go together for its variance too.
-            shape = (*posterior.shape, *posterior.shape)
-            shared = posterior.covariance().view(shape).diagonal(dim1=1, dim2=3)
-            total = total + torch.einsum("ikj,...j->...ik", shared, x.moments()[1])
+            inputs = x.moments()[1]
+            total = total + torch.einsum("cij,ckj,...j->...ik", columns, columns, inputs)
+            if own is not None:
+                total = total + torch.diag_embed(op(inputs, own))
             total = total + _covariance_through(x, weight_mean, None)()
         return total if rows is None else rows @ total @ rows.mT
 

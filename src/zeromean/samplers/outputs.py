@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from zeromean.distributions.noise import normal
-from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
+from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.functional.numerics import safe_sqrt
 from zeromean.registry import register
 from zeromean.samplers import fused
+from zeromean.samplers.by_example import draw_by_example
 from zeromean.samplers.kinds import Draws, draws
 from zeromean.samplers.linear_maps import LinearMap
 
@@ -24,7 +25,8 @@ def local(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None = 
     the distribution of each output is exact; the *correlation* between outputs that share weights
     is dropped: between the positions of a convolution, between the steps of a sequence through
     Linear, between repeated tokens of an Embedding. There it is an approximation (one that trains
-    better than exact weight sampling) and not the same distribution as `weight`.
+    better than exact weight sampling) and not the same distribution as `weight`. Weights that
+    depend on each other have outputs that do too: all of an example are drawn together, exactly.
     Kingma et al. (2015); Neklyudov et al. (2019), equations 39 to 42.
     """
     return _draw_locally(op, x, posterior, bias)
@@ -45,10 +47,11 @@ def moment_matched(
 
 
 def _draw_locally(op: LinearMap, x: Tensor, posterior: Posterior, bias: Tensor | None) -> Tensor:
-    weights = independent(posterior, "Drawing outputs")
+    if not isinstance(posterior, FactorizedPosterior):
+        return draw_by_example(op, x, posterior, bias)
     if fused.can_fuse(op, x):
-        return fused.draw_local(op, x, weights, bias)
-    return plain_local(op, x, weights, bias)
+        return fused.draw_local(op, x, posterior, bias)
+    return plain_local(op, x, posterior, bias)
 
 
 def plain_local(

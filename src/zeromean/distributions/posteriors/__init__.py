@@ -4,6 +4,7 @@ from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.drop_connect import DropConnect
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.full_covariance import FullCovariance
+from zeromean.distributions.posteriors.low_rank import LowRank
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.positive import Exponential, Gamma, PositivePosterior
 from zeromean.distributions.posteriors.posterior import (
@@ -20,6 +21,7 @@ __all__ = [
     "FactorizedPosterior",
     "FullCovariance",
     "Gamma",
+    "LowRank",
     "Multiplicative",
     "PositivePosterior",
     "Posterior",

@@ -21,9 +21,8 @@ MOST_WEIGHTS = 4096
 class FullCovariance(Posterior):
     """w ~ N(mean, L Lᵀ) over all weights of a layer together, with L lower triangular.
 
-    Draws and the KL to `zm.Normal` are exact. Weights are drawn (`zm.weight`): outputs that are
-    drawn by themselves, or signs that are flipped, would forget how the weights depend on each
-    other.
+    Draws and the KL to `zm.Normal` are exact. Weights are drawn once for a batch (`zm.weight`), or
+    for each example (`zm.local`): its outputs depend on each other as the weights do.
 
     Args:
         shape: Shape of the weight tensor, of at most 4,096 weights.
@@ -66,6 +65,13 @@ class FullCovariance(Posterior):
         """L, with zero rows for pruned weights."""
         factor = self.below.tril(-1) + self.log_diagonal.exp().diag()
         return factor if self.mask is None else factor * self.mask.view(-1, 1)
+
+    def columns(self) -> Tensor:
+        """The columns of L in the shape of the weight, `(weights, *shape)`."""
+        return self.factor().mT.reshape(-1, *self.shape)
+
+    def own_variance(self) -> None:
+        """No weight has noise that is not in the columns."""
 
     def covariance(self) -> Tensor:
         """The covariance of the flattened weight."""
