@@ -382,6 +382,6 @@ def test_transposed_convolutions_without_an_output_are_refused():
 @pytest.mark.parametrize("bias", [torch.ones(2), "no", 0.5, []], ids=str)
 def test_biases_are_there_or_not(bias):
     for build_layer in (zm.Linear, partial(zm.Conv2d, kernel_size=3)):
-        with pytest.raises(TypeError, match="bias must be True or False, got"):
+        with pytest.raises(TypeError, match="bias must be True or False, or the posterior"):
             build_layer(2, 3, bias=bias)
     assert zm.Linear(2, 3, bias=None).bias is None

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from zeromean.layers.dropout.unit_noise import UnitNoise
     from zeromean.layers.embedding import Embedding
     from zeromean.layers.linear import Linear
+    from zeromean.layers.norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm
     from zeromean.layers.recurrent import GRU, LSTM
     from zeromean.layers.stochastic_layer import StochasticLayer, stochastic_layers
     from zeromean.prediction.classification import predict_proba, predictive_uncertainty
@@ -90,6 +91,9 @@ __all__ = [
     "GRU",
     "LSTM",
     "Additive",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "BinaryDropout",
     "Conv1d",
     "Conv2d",
@@ -105,7 +109,9 @@ __all__ = [
     "GammaPrior",
     "GaussianDropout",
     "GaussianLikelihood",
+    "GroupNorm",
     "HeteroscedasticGaussianLikelihood",
+    "LayerNorm",
     "Linear",
     "LogNormalDropout",
     "LogUniform",
@@ -241,6 +247,13 @@ _HOMES = {
     "layers.dropout.unit_noise": ("UnitNoise",),
     "layers.embedding": ("Embedding",),
     "layers.linear": ("Linear",),
+    "layers.norm": (
+        "BatchNorm1d",
+        "BatchNorm2d",
+        "BatchNorm3d",
+        "GroupNorm",
+        "LayerNorm",
+    ),
     "layers.recurrent": (
         "GRU",
         "LSTM",

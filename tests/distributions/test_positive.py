@@ -190,6 +190,11 @@ def test_pruned_weights_are_zero_and_have_no_kl(kind):
             zm.prune_(layer(kind), by="snr")
 
 
+def test_quantization_leaves_it_alone():
+    model = nn.Sequential(layer("Gamma"), zm.Linear(2, 2, posterior=zm.Additive))
+    assert "weights are positive" in str(zm.quantize_(model))
+
+
 def test_yesterdays_gamma_is_todays_prior(tmp_path):
     model = nn.Sequential(layer("Gamma"), layer("Exponential"))
     yesterday = [distribution(part.weight) for part in model]

@@ -27,6 +27,7 @@ from zeromean.distributions.posteriors.posterior import Posterior
 from zeromean.layers.dropout.input_noise import fold_input_noise_, take_input_noise_
 from zeromean.layers.dropout.unit_noise import UnitNoise
 from zeromean.layers.lora import merge_adapters_
+from zeromean.layers.stochastic_layer import stochastic_layers
 from zeromean.layers.stochastic_module import stochastic_modules
 from zeromean.layers.surgery import copy_with_masks, replace_modules_
 from zeromean.prediction.inputs import Inputs, as_arguments
@@ -136,6 +137,13 @@ def plain_copy(model: nn.Module) -> nn.Module:
         if all(p.has_mean for p in module.modules() if isinstance(p, Posterior))
     }
     model = merge_adapters_(replace_modules_(model, plain)).eval()
+    for layer in stochastic_layers(model).values():
+        # A variance layer stays random; its bias, if that is too, becomes its mean.
+        if isinstance(layer.bias, Posterior):
+            mean = layer.bias.mean_weight()
+            mean = torch.zeros(layer.bias.shape) if mean is None else mean.detach().clone()
+            del layer.bias
+            layer.bias = nn.Parameter(mean.to(layer.weight.device, layer.weight.dtype))
     fold_input_noise_(model, input_noise)
     return model
 

@@ -246,5 +246,5 @@ def _stochastic_parts(
         if isinstance(module, UnitNoise):
             yield name, module, name, module
         for child_name, child in module.named_children():
-            if isinstance(child, Posterior):
+            if isinstance(child, Posterior) and not child.layout.affine:
                 yield name, module, weight_name(name, child_name), child

@@ -163,11 +163,15 @@ def quantize_(
         for child_name, posterior in module.named_children():
             if not isinstance(posterior, Posterior) or posterior in labels:
                 continue
+            if posterior.layout.affine:
+                continue  # Biases and norms are rounded nowhere.
             label = weight_name(name, child_name)
             if where is not None and not where(name, module):
                 left[label] = "not selected"
             elif not isinstance(posterior, FactorizedPosterior):
                 left[label] = "its weights depend on each other, so that none has bits of its own"
+            elif posterior.positive:
+                left[label] = "its weights are positive, and have no grid here; round a plain copy"
             elif not posterior.has_mean:
                 left[label] = "all its means are zero; there is nothing to round"
             else:

@@ -115,7 +115,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Posterior | Tensor]]:
         if isinstance(module, SparseLinear):
             yield name or "the model", module.weight
         for child_name, child in module.named_children():
-            if isinstance(child, Posterior):
+            if isinstance(child, Posterior) and not child.layout.affine:
                 yield weight_name(name, child_name), child
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() >= 2:

@@ -144,7 +144,9 @@ def _layers_to_zero(
     with_mean = {
         n: m
         for n, m in stochastic_layers(model).items()
-        if m.weight.has_mean and isinstance(m.weight, FactorizedPosterior)
+        if m.weight.has_mean
+        and isinstance(m.weight, FactorizedPosterior)
+        and not m.weight.layout.affine
     }
     if where is None:
         log_alpha = {n: effective_log_alpha(m.weight) for n, m in with_mean.items()}

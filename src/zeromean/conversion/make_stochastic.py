@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
-from zeromean.arguments import FLOATING, require_model, require_predicate
+from zeromean.arguments import FLOATING, require_model, require_predicate, shown
 from zeromean.conversion.twins import (
     has_several_weights,
     has_twin,
+    is_norm,
     multi_weight_twin,
     stochastic_twin,
     weights_of,
@@ -77,6 +78,8 @@ def make_stochastic_(
     posterior: PosteriorFactory | None = None,
     prior: PriorChoice = "default",
     sampler: SamplerChoice = "default",
+    biases: bool | PosteriorFactory = False,
+    norms: bool | PosteriorFactory = False,
     where: Predicate | None = None,
 ) -> Conversion:
     """Replace layers by their stochastic twins, in place. Trained weights become means.
@@ -96,18 +99,25 @@ def make_stochastic_(
             with initial noise relative to each weight (`partial(zm.Additive, log_alpha=-8.0)`).
         prior: Prior of every converted layer.
         sampler: Sampler of every converted layer.
+        biases: Make the biases of converted layers random too: True for little noise, as the
+            default of `posterior`, or a posterior. Those of LSTM, GRU and attention stay as they
+            are.
+        norms: The same for scales and shifts of BatchNorm, LayerNorm and GroupNorm, which are
+            left alone by default.
         where: Predicate of name and module that selects the layers. Default: all that have a twin.
     """
     require_model(model)
     require_predicate(where)
     if posterior is not None:
         require_factory(posterior)
+    bias_posterior = _of_affine("biases", biases)
+    norm_posterior = _of_affine("norms", norms)
     if has_twin(model):
         raise ValueError(
             f"The model is itself a {type(model).__name__}, which cannot be replaced in place; "
             f"wrap it in nn.Sequential, or build a zm.{type(model).__name__}."
         )
-    selected, left = _select(model, where)
+    selected, left = _select(model, where, with_norms=norm_posterior is not None)
     _refuse_broken_ties(model, set(selected.values()))
     # Build everything before anything is replaced, so that an error leaves the model as it was.
     twins: dict[nn.Module, nn.Module] = {}
@@ -119,8 +129,10 @@ def make_stochastic_(
             twins[module] = twin = multi_weight_twin(module, posterior, prior, sampler, posteriors)
         else:
             tied = posteriors.get(module.weight)
+            kind = norm_posterior if is_norm(module) else posterior
+            assert kind is not None
             twins[module] = twin = stochastic_twin(
-                name, module, posterior, prior, sampler, tied=tied
+                name, module, kind, prior, sampler, tied=tied, bias=bias_posterior
             )
             posteriors[module.weight] = twin.weight
         _refuse_lost_signs(name, module, twin)
@@ -129,6 +141,18 @@ def make_stochastic_(
             noise[name] = ratio
     replace_modules_(model, twins)
     return Conversion(list(selected), left, noise)
+
+
+def _of_affine(name: str, choice: bool | PosteriorFactory) -> PosteriorFactory | None:
+    """The posterior of biases or norms, None where they stay as they are."""
+    if isinstance(choice, bool):
+        return DEFAULT_POSTERIOR if choice else None
+    if not callable(choice):
+        raise TypeError(
+            f"{name} must be True, False or a posterior such as zm.Additive, got {shown(choice)}."
+        )
+    require_factory(choice)
+    return choice
 
 
 @torch.no_grad()
@@ -146,7 +170,9 @@ def _noise_over_signal(layer: StochasticModule) -> float | None:
     return math.sqrt(noise / signal) if signal else math.inf if noise else 0.0
 
 
-def _select(model: nn.Module, where: Predicate | None) -> tuple[dict[str, Any], dict[str, str]]:
+def _select(
+    model: nn.Module, where: Predicate | None, *, with_norms: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The modules to convert by name, and the reason why each other one is left."""
     selected: dict[str, Any] = {}
     left: dict[str, str] = {}
@@ -166,6 +192,8 @@ def _select(model: nn.Module, where: Predicate | None) -> tuple[dict[str, Any], 
         elif not module._parameters:
             continue
         reason = _reason_to_leave(name, module, where, module in reads_weights)
+        if reason is None and is_norm(module) and not with_norms:
+            reason = "norms are converted with norms=True"
         if reason is None:
             selected[name] = module
             parts.update(module.modules())
@@ -193,6 +221,8 @@ def _reason_to_leave(
     if input_noise_of(module) is not None:
         return "it reads its inputs with noise on units; make layers stochastic before that"
     weights = weights_of(module)
+    if is_norm(module) and module._parameters.get("weight") is None:
+        return "it has no affine parameters"
     if not all(isinstance(weight, nn.Parameter) for weight in weights):
         return "its weight is not a parameter (an old weight_norm?); remove the hook first"
     if any(weight.dtype not in FLOATING for weight in weights):

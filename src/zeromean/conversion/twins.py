@@ -13,6 +13,7 @@ from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory, WeightLayout
 from zeromean.layers.dropout.unit_noise import UnitNoise, UnitScale
 from zeromean.layers.multi_weight_layer import MultiWeightLayer
+from zeromean.layers.norm import StochasticNorm
 from zeromean.layers.stochastic_layer import (
     PriorChoice,
     SamplerChoice,
@@ -43,13 +44,19 @@ def stochastic_twin(
     *,
     kind: type[StochasticLayer] | None = None,
     tied: Posterior | None = None,
+    bias: PosteriorFactory | None = None,
 ) -> StochasticLayer:
     """The stochastic twin of a torch layer, with its weight, its bias, its hooks and its mode.
 
     Args:
+        bias: The posterior of a random bias. Default: it stays a parameter. The shift of a norm
+            has the posterior of its scale.
         kind: The class of the twin, where several have the same torch layer. Default: the first.
         tied: The posterior of another layer, which this one shares.
     """
+
+    if is_norm(module):
+        return _norm_twin(module, posterior, prior, sampler)
 
     def factory(shape: torch.Size, **options: Any) -> Posterior:
         if tied is not None:
@@ -65,7 +72,29 @@ def stochastic_twin(
     )
     if layer.bias is not None:
         layer.bias = module.bias
+        if bias is not None:
+            layer.make_bias_random_(bias)
     return _take_over_(layer, module)
+
+
+def _norm_twin(
+    module: Any, posterior: PosteriorFactory, prior: PriorChoice, sampler: SamplerChoice
+) -> StochasticNorm:
+    place = {"device": module.weight.device, "dtype": module.weight.dtype}
+    layer: StochasticNorm = _layers_by_twin()[type(module)].from_torch(
+        module, posterior=posterior, prior=prior, sampler=sampler, **place
+    )
+    for random, values in ((layer.weight, module.weight), (layer.bias, module.bias)):
+        if isinstance(random, Posterior):
+            random.set_weight_(values.detach())
+            random.requires_grad_(values.requires_grad)
+    return _take_over_(layer, module)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether the twin of a torch layer is a norm."""
+    twin = _layers_by_twin().get(type(module))
+    return isinstance(twin, type) and issubclass(twin, StochasticNorm)
 
 
 def multi_weight_twin(
@@ -144,7 +173,9 @@ def plain_layer(
     """torch's twin of a layer with one random weight."""
     plain = layer.plain_twin()
     plain.weight = _plain_weight(name, layer.weight, weights, drawn)
-    if layer.bias is not None:
+    if isinstance(layer.bias, Posterior):
+        plain.bias = _plain_weight(f"{name}.bias", layer.bias, weights, drawn)
+    elif layer.bias is not None:
         plain.bias = layer.bias
     return _take_over_(plain, layer)
 

@@ -64,10 +64,11 @@ from zeromean.registry import (
 # 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
 # 5: attention is described. 6: so is noise on what layers read; posteriors can have priors of their
 # own (`zm.become_prior_`).
-FORMAT_VERSION = 6
+# 7: biases and norms can be random.
+FORMAT_VERSION = 7
 HEADER = "zeromean"  # Under which a file has it, and by which it is known.
 # What a header says of a layer besides the arguments of its posterior.
-_OF_LAYER = ("layer", "posterior", "noise", "prior", "sampler", "tied_to")
+_OF_LAYER = ("layer", "posterior", "noise", "prior", "sampler", "tied_to", "bias")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -207,6 +208,8 @@ def _describe_layers(model: nn.Module) -> dict[str, dict[str, Any]]:
             "sampler": _name_of(own_sampler(layer), SAMPLERS, name),
             "tied_to": owners.get(posterior),
         }
+        if isinstance(layer.bias, Posterior):
+            layers[name]["bias"] = _describe_posterior(layer.bias, name)
         owners.setdefault(posterior, name)
     return layers
 
@@ -292,7 +295,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
                 of_several,
             )
             continue
-        tied_to = settings["tied_to"]
+        tied_to, bias = settings["tied_to"], settings.get("bias")
         rebuilt[name] = replacements[found] = stochastic_twin(
             name,
             module,
@@ -301,6 +304,7 @@ def _rebuild_layers_(model: nn.Module, layers: dict[str, Any], path: Any) -> nn.
             SAMPLERS[settings["sampler"]],
             kind=LAYERS[settings["layer"]],
             tied=None if tied_to is None else rebuilt[tied_to].weight,
+            bias=None if bias is None else posterior_factory(bias),
         )
     for name, settings in layers.items():
         if isinstance(prior_of(settings["prior"]), FromPosterior):
@@ -329,6 +333,8 @@ def prior_of(settings: dict[str, Any] | None) -> Prior | None:
 
 def _oldest_reader(model: nn.Module) -> int:
     """The oldest version that can read the file of a model."""
+    if any(isinstance(m, Posterior) and m.layout.affine for m in model.modules()):
+        return 7
     remembered = any(isinstance(m, Posterior) and is_remembered(m) for m in model.modules())
     if remembered or input_noises(model):
         return 6

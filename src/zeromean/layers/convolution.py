@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zeromean.arguments import (
-    require_flag,
     require_floating,
     require_integer,
     require_same_dtype,
@@ -23,6 +22,7 @@ from zeromean.arguments import (
 from zeromean.distributions.posteriors.posterior import PosteriorFactory, WeightLayout
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
 from zeromean.layers.stochastic_layer import (
+    BiasChoice,
     PriorChoice,
     SamplerChoice,
     StochasticLayer,
@@ -44,7 +44,7 @@ class _ConvNd(StochasticLayer):
     def __init__(
         self,
         geometry: Any,
-        bias: bool,
+        bias: BiasChoice,
         posterior: PosteriorFactory,
         prior: PriorChoice,
         sampler: SamplerChoice,
@@ -56,12 +56,7 @@ class _ConvNd(StochasticLayer):
             layout = WeightLayout(neuron_dim=1, groups=geometry.groups)
         shape = geometry.weight.shape
         distribution = build_posterior(posterior, shape, layout=layout, device=device, dtype=dtype)
-        super().__init__(
-            distribution,
-            geometry.out_channels if require_flag("bias", bias) else None,
-            prior,
-            sampler,
-        )
+        super().__init__(distribution, geometry.out_channels, prior, sampler, bias)
         self.in_channels = geometry.in_channels
         self.out_channels = geometry.out_channels
         self.kernel_size = geometry.kernel_size
@@ -162,7 +157,7 @@ class _ConvNd(StochasticLayer):
         return self._draw(input, self.linear_map())
 
     def _draw(self, x: Tensor, op: LinearMap) -> Tensor:
-        y = self.sampler(op, self.prepare(x), self.weight, self.bias)
+        y = self.draw(op, self.prepare(x))
         return y if x.dim() == y.dim() else y.squeeze(0)
 
     def extra_repr(self) -> str:
@@ -195,7 +190,7 @@ class _Convolution(_ConvNd):
         padding: str | int | tuple[int, ...] = 0,
         dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
-        bias: bool = True,
+        bias: BiasChoice = True,
         padding_mode: PaddingMode = "zeros",
         *,
         posterior: PosteriorFactory = ZeroMean,
@@ -251,7 +246,7 @@ class ConvTransposeNd(_ConvNd):
         padding: int | tuple[int, ...] = 0,
         output_padding: int | tuple[int, ...] = 0,
         groups: int = 1,
-        bias: bool = True,
+        bias: BiasChoice = True,
         dilation: int | tuple[int, ...] = 1,
         padding_mode: PaddingMode = "zeros",
         *,

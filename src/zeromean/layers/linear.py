@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from zeromean.arguments import (
-    require_flag,
     require_floating,
     require_integer,
     require_same_dtype,
@@ -16,6 +15,7 @@ from zeromean.arguments import (
 from zeromean.distributions.posteriors.posterior import PosteriorFactory
 from zeromean.distributions.posteriors.zero_mean import ZeroMean
 from zeromean.layers.stochastic_layer import (
+    BiasChoice,
     PriorChoice,
     SamplerChoice,
     StochasticLayer,
@@ -35,7 +35,7 @@ class Linear(StochasticLayer):
         self,
         in_features: int,
         out_features: int,
-        bias: bool = True,
+        bias: BiasChoice = True,
         *,
         posterior: PosteriorFactory = ZeroMean,
         prior: PriorChoice = "default",
@@ -47,8 +47,7 @@ class Linear(StochasticLayer):
         out_features = require_integer("out_features", out_features, at_least=1)
         shape = (out_features, in_features)
         distribution = build_posterior(posterior, shape, device=device, dtype=dtype)
-        bias_size = out_features if require_flag("bias", bias) else None
-        super().__init__(distribution, bias_size, prior, sampler)
+        super().__init__(distribution, out_features, prior, sampler, bias)
         self.in_features = in_features
         self.out_features = out_features
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Self
@@ -20,35 +21,42 @@ from zeromean.arguments import (
 from zeromean.distributions.from_posterior import FromPosterior
 from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
-from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
+from zeromean.distributions.posteriors.posterior import (
+    Posterior,
+    PosteriorFactory,
+    WeightLayout,
+)
 from zeromean.distributions.priors import ARD, GammaPrior, LogUniform, Normal, Prior, StudentT
 from zeromean.layers.stochastic_module import StochasticModule, own_sampler
 from zeromean.registry import POSTERIORS, PRIORS, SAMPLERS
 from zeromean.samplers.kinds import Draws, drawn_by, needs_normal_noise
 from zeromean.samplers.linear_maps import LinearMap
 from zeromean.samplers.outputs import local
+from zeromean.samplers.random_bias import draw_with_bias
 from zeromean.samplers.sampler import Sampler
 from zeromean.samplers.weights import weight
 
 PriorChoice = Prior | None | Literal["default"]
 SamplerChoice = Sampler | Literal["default"]
+BiasChoice = bool | PosteriorFactory | None
 
 
 class StochasticLayer(StochasticModule):
-    """A linear map with a random weight and a deterministic bias.
+    """A linear map with a random weight, and a bias that may be random too.
 
     Args:
         posterior: The distribution of the weight.
-        bias_size: Length of the bias, None for none.
+        bias_size: Shape or length of the bias, None for none.
         prior: What the KL term compares the posterior with, None for no KL term.
             Default: LogUniform() for normal noise, GammaPrior() for positive weights, None for
             other noise.
         sampler: How an output is drawn. Default: `zm.local` for normal noise, else `zm.weight`.
+        bias: False for none, or the posterior of a random bias, which has the same prior.
     """
 
     torch_twin: Callable[..., Any]
     weight: Posterior
-    bias: nn.Parameter | None
+    bias: nn.Parameter | FactorizedPosterior | None
 
     def __init__(
         self,
@@ -56,18 +64,44 @@ class StochasticLayer(StochasticModule):
         bias_size: int | None,
         prior: PriorChoice,
         sampler: SamplerChoice,
+        bias: BiasChoice = True,
     ):
+        random = _random_bias(bias)
         super().__init__()
         self.weight = posterior
         self.prior = checked_prior(prior, posterior)
         self.sampler = checked_sampler(sampler, posterior)
-        bias = None
-        if bias_size is not None:
-            bias = nn.Parameter(
-                torch.empty(bias_size, device=posterior.device, dtype=posterior.dtype)
-            )
-        self.register_parameter("bias", bias)
+        self.register_parameter("bias", None)
+        if bias_size is None or not bias:
+            return
+        like = {"device": posterior.device, "dtype": posterior.dtype}
+        self.bias = nn.Parameter(torch.empty(bias_size, **like))
         self._reset_bias()
+        if random is not None:
+            self.make_bias_random_(random)
+
+    def make_bias_random_(self, posterior: PosteriorFactory) -> None:
+        """Replace the bias by a posterior, which takes its values over."""
+        values = self.bias
+        assert isinstance(values, Tensor)
+        # The range of its initial values is that of the weight.
+        fan_in = self.weight.layout.fan_in or math.prod(self.weight.shape[1:])
+        bias = build_posterior(
+            posterior,
+            values.shape,
+            layout=WeightLayout(fan_in=fan_in, affine=True),
+            device=values.device,
+            dtype=values.dtype,
+        )
+        if not isinstance(bias, FactorizedPosterior):
+            raise ValueError(
+                f"A bias has independent numbers, got {type(bias).__name__}; use zm.Additive."
+            )
+        checked_prior(self.prior, bias)
+        checked_sampler(self.sampler, bias)
+        bias.set_weight_(values.detach())
+        del self.bias
+        self.bias = bias.requires_grad_(values.requires_grad)
 
     def linear_map(self) -> LinearMap:
         """The map that `forward` applies to the prepared input."""
@@ -78,7 +112,13 @@ class StochasticLayer(StochasticModule):
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.sampler(self.linear_map(), self.prepare(input), self.weight, self.bias)
+        return self.draw(self.linear_map(), self.prepare(input))
+
+    def draw(self, op: LinearMap, x: Tensor) -> Tensor:
+        """The output of the map for a prepared input, drawn by the layer's sampler."""
+        if isinstance(self.bias, FactorizedPosterior):
+            return draw_with_bias(self.sampler, op, x, self.weight, self.bias)
+        return self.sampler(op, x, self.weight, self.bias)
 
     def plain_twin(self) -> nn.Module:
         """torch's layer of the same geometry, on the meta device."""
@@ -97,25 +137,48 @@ class StochasticLayer(StochasticModule):
         if drawn_by(sampler) is Draws.CHEAPER and not needs_normal_noise(own_sampler(self)):
             # What another sampler has trained may not be drawn in any other way.
             return own_sampler(self)
+        if isinstance(self.bias, Posterior):
+            checked_sampler(sampler, self.bias)
         return checked_sampler(sampler, self.weight)
 
     def distributions(self) -> dict[str, nn.Module]:
-        return {"weight": self.weight}
+        random = {"weight": self.weight, "bias": self.bias}
+        return {name: part for name, part in random.items() if isinstance(part, Posterior)}
 
     def kl_terms(self) -> dict[nn.Module, Callable[[], Tensor]]:
-        return {} if self.prior is None else {self.weight: partial(self.prior.kl, self.weight)}
+        if self.prior is None:
+            return {}
+        parts = self.distributions().values()
+        return {p: partial(self.prior.kl, p) for p in parts if isinstance(p, Posterior)}
 
     def reset_parameters(self) -> None:
         self.weight.reset_parameters()
         self._reset_bias()
 
     def _reset_bias(self) -> None:
-        if self.bias is not None:
+        if isinstance(self.bias, Posterior):
+            self.bias.reset_parameters()
+        elif self.bias is not None:
             bound = self.weight.initial_bound
             nn.init.uniform_(self.bias, -bound, bound)
 
     def extra_repr(self) -> str:
-        return f"bias={self.bias is not None}, prior={self.prior}, sampler={_name(self.sampler)}"
+        random = isinstance(self.bias, Posterior)
+        bias = f"bias={self.bias is not None}, " if not random else ""
+        return f"{bias}prior={self.prior}, sampler={_name(self.sampler)}"
+
+
+def _random_bias(bias: BiasChoice) -> PosteriorFactory | None:
+    """The posterior of a random bias, None for one that is not."""
+    if bias is None or isinstance(bias, bool):
+        return None
+    if not callable(bias):
+        raise TypeError(
+            "bias must be True or False, or the posterior of a random one such as zm.Additive, "
+            f"got {shown(bias)}."
+        )
+    require_factory(bias)
+    return bias
 
 
 def checked_sampler(sampler: SamplerChoice, posterior: Posterior) -> Sampler:

@@ -51,6 +51,17 @@ class Propagated(KeptNoise):
         mean, variance = posterior.moments()
         return RandomTensor(torch.zeros_like(variance) if mean is None else mean, variance)
 
+    def with_bias(self, op: LinearMap, output: Tensor, x: Tensor, bias: Posterior) -> Tensor:
+        assert isinstance(output, RandomTensor)
+        mean, variance = bias.moments()
+        with _plain():
+            spread = op.align_bias(variance).expand(output.shape).contiguous()
+            mean = None if mean is None else op.align_bias(mean)
+            shift = torch.zeros_like(spread) if mean is None else mean.expand_as(spread)
+        # Positions share a bias, features do not.
+        covariance = Diagonal(spread) if isinstance(op, Dense) else None
+        return output + RandomTensor(shift, spread, covariance)
+
     def noise_of(self, distribution: Any, x: Tensor) -> Tensor:
         raise NoRuleError(f"Moments have no rule for {type(distribution).__name__}.")
 

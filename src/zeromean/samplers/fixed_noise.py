@@ -32,6 +32,16 @@ class KeptNoise(ABC):
     ) -> Tensor:
         """op(x, w) with the weight that the noise gives."""
 
+    def with_bias(self, op: LinearMap, output: Tensor, x: Tensor, bias: Posterior) -> Tensor:
+        """The output of a map, and the bias that the noise gives."""
+        drawn = bias(self.noise_of(bias, x))
+        if drawn.dim() == len(bias.shape):
+            return output + op.align_bias(drawn).to(output.dtype)
+        aligned = torch.func.vmap(op.align_bias)(drawn)  # One for each example.
+        between = [1] * (output.dim() - aligned.dim())
+        aligned = aligned.reshape(len(aligned), *between, *aligned.shape[1:])
+        return output + aligned.to(output.dtype)
+
 
 class HeldNoise(KeptNoise):
     """The noise of a model, to be used again at every call.

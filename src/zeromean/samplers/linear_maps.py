@@ -247,6 +247,27 @@ class Projections(LinearMap):
 
 
 @dataclass(frozen=True)
+class Scale(LinearMap):
+    """x · weight, number by number: the affine part of a norm.
+
+    Args:
+        trailing: Dimensions of x behind those of the weight.
+    """
+
+    trailing: int = 0
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        scaled = x * self.align_bias(weight)
+        return scaled if bias is None else scaled + self.align_bias(bias)
+
+    def flip(self, x: Tensor, deviation: Tensor) -> Tensor:
+        return self(x * rademacher(x), deviation)
+
+    def align_bias(self, bias: Tensor) -> Tensor:
+        return bias.view(*bias.shape, *[1] * self.trailing)
+
+
+@dataclass(frozen=True)
 class LookUp(LinearMap):
     """Rows of the weight: linear in it, with one-hot inputs that are their own squares."""
 

@@ -40,12 +40,14 @@ class WeightLayout:
         groups: Blocks along dimension 0, each with output units of its own (grouped transposed
             convolutions).
         noiseless_row: A row without noise (an embedding's padding index).
+        affine: Whether it is a bias, or the scale of a norm: not a weight to prune or to count.
     """
 
     fan_in: int | None = None
     neuron_dim: int = 0
     groups: int = 1
     noiseless_row: int | None = None
+    affine: bool = False
 
 
 class Posterior(nn.Module):
