@@ -160,7 +160,7 @@ def test_converted_resnet_keeps_its_outputs_as_means(posterior):
         "blocks.1.downsample.0",
         "head",
     ]
-    assert report.left["blocks.1.downsample.1"] == "BatchNorm2d has no stochastic twin"
+    assert report.left["blocks.1.downsample.1"] == "norms are converted with norms=True"
 
 
 def test_converted_resnet_learns_and_predicts():
@@ -449,7 +449,7 @@ def test_report_reads_line_by_line():
     report = zm.make_stochastic_(model)
     first, second = str(report).splitlines()
     assert first.startswith("converted 0: noise 0.018")
-    assert second == "left 1: BatchNorm1d has no stochastic twin"
+    assert second == "left 1: norms are converted with norms=True"
 
 
 class WithToken(nn.Module):

@@ -391,8 +391,8 @@ def rewrite_header(path, change):
 def test_newer_format_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     zm.save(stochastic(), path)
-    rewrite_header(path, lambda header: header.update(format_version=7))
-    assert_refuses(path, "has format version 7, this zeromean reads up to 6; upgrade zeromean")
+    rewrite_header(path, lambda header: header.update(format_version=8))
+    assert_refuses(path, "has format version 8, this zeromean reads up to 7; upgrade zeromean")
 
 
 def test_masks_are_saved_and_only_files_with_masks_need_the_newer_format(tmp_path):

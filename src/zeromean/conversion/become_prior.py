@@ -30,7 +30,8 @@ def become_prior_(
     prior a layer had, or none, it has this one afterwards; pruned weights stay pruned.
 
     Parameters that are not random (biases, the affine part of BatchNorm) have no prior and may
-    forget; `bias=False` leaves none. Noise on units keeps the prior that it has.
+    forget; `bias=False` leaves none, and random ones have a prior too. Noise on units keeps the
+    prior that it has.
 
     Args:
         of: Take the posteriors of another model with the same layers instead.

@@ -191,9 +191,10 @@ def _select(
             parts.update(module.get_submodule("parametrizations").modules())
         elif not module._parameters:
             continue
+        if is_norm(module) and not with_norms:
+            left[name or "the model"] = "norms are converted with norms=True"
+            continue
         reason = _reason_to_leave(name, module, where, module in reads_weights)
-        if reason is None and is_norm(module) and not with_norms:
-            reason = "norms are converted with norms=True"
         if reason is None:
             selected[name] = module
             parts.update(module.modules())
