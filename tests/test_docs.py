@@ -130,3 +130,12 @@ def test_files_that_developer_pages_name_are_there(page):
     for name in re.findall(r"`([\w/]+\.py|[\w/]+/)`", page.read_text(encoding="utf-8")):
         places = [source, source.parent, source.parents[1], *source.iterdir()]
         assert any((place / name).exists() for place in places), f"{page}: {name}"
+
+
+def test_what_the_coverage_table_names_is_there():
+    text = (DOCS / "coverage.md").read_text(encoding="utf-8")
+    for name in set(re.findall(r"`zm\.(\w+)", text)):
+        assert hasattr(zm, name), name
+    known = {path.stem for path in Path(zm.__file__).parent.joinpath("experiments").rglob("*.py")}
+    others = {"posteriors", "blackjax"}
+    assert set(re.findall(r"`([a-z0-9_]+)`", text)) <= known | others
