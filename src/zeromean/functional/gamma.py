@@ -57,7 +57,8 @@ class _Quantile(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         concentration, quantile = ctx.saved_tensors
-        slope = torch._standard_gamma_grad(concentration.expand_as(quantile), quantile)
+        like = concentration.expand_as(quantile)
+        slope = torch._standard_gamma_grad(like, quantile)  # pyright: ignore
         return None, (grad * slope).sum_to_size(concentration.shape)
 
     @staticmethod

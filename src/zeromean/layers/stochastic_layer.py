@@ -61,7 +61,7 @@ class StochasticLayer(StochasticModule):
     def __init__(
         self,
         posterior: Posterior,
-        bias_size: int | None,
+        bias_size: int | torch.Size | None,
         prior: PriorChoice,
         sampler: SamplerChoice,
         bias: BiasChoice = True,

@@ -176,7 +176,7 @@ class Gamma(PositivePosterior):
 
     def _draw_multiplier(self) -> Tensor:
         concentration = wide(self.concentration)
-        drawn = torch._standard_gamma(concentration) / concentration
+        drawn = torch._standard_gamma(concentration) / concentration  # pyright: ignore
         return drawn.to(self.dtype)
 
     def _quantile(self, probability: Tensor) -> Tensor:

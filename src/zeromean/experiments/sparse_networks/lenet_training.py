@@ -202,7 +202,7 @@ def _copy_means_(model: nn.Module, dense: nn.Module) -> None:
     for name, layer in zm.stochastic_layers(model).items():
         plain: Any = dense.get_submodule(name)
         layer.weight.set_weight_(plain.weight)
-        if layer.bias is not None:
+        if isinstance(layer.bias, nn.Parameter):
             layer.bias.copy_(plain.bias)
 
 
