@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch import fx, nn
 
 from zeromean.arguments import require_model, require_numbers, require_predicate
 from zeromean.compression.analysis import network_of, run_example, units_of_
 from zeromean.compression.compress import plain_copy
 from zeromean.compression.graph.network import Network
 from zeromean.compression.graph.trace import why_untraced
-from zeromean.compression.rewrite.narrow import feed_forward_blocks
+from zeromean.compression.hidden_units import NamedGroup, hidden_groups
 from zeromean.compression.units.groups import unit_groups
 from zeromean.conversion.make_stochastic import Predicate
+from zeromean.layers.attention import OutProjection
 from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
 from zeromean.layers.dropout.log_normal import LogNormalDropout
 from zeromean.layers.linear import Linear
-from zeromean.prediction.inputs import Inputs, as_arguments
+from zeromean.layers.plain_attention import call_output_layers_
+from zeromean.prediction.inputs import Inputs
 from zeromean.text_table import text_table
 
 # Noise of 5% of each unit at the start: predictions stay what they are.
@@ -78,7 +79,8 @@ def add_unit_noise_(
     Trained with the KL term, the noise drowns the units that the network can do without;
     `zm.prune_` drops them and `zm.compress` leaves plain layers with fewer units. Units that must
     go together (of a residual stream, in concatenations, through depthwise convolutions) share
-    their noise. The hidden units of torch's transformer layers have some too. Each layer that reads
+    their noise. The hidden units of torch's transformer layers and the heads of attention have some
+    too. Each layer that reads
     such units multiplies its input by it, in a hook: it stays the layer that it is, its weights
     keep their names, and its noise stands under `unit_noise` in it.
 
@@ -106,6 +108,7 @@ def add_unit_noise_(
     if not groups:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
         raise ValueError(f"No units can be removed ({reasons or 'no layer makes any'}).")
+    call_output_layers_(model, {name for group in groups for name in group.readers})
     rows = []
     for group, weight in zip(groups, _kl_weights(groups, kl_weight), strict=True):
         layers: dict[str, Any] = {name: model.get_submodule(name) for name in group.readers}
@@ -119,24 +122,15 @@ def add_unit_noise_(
         )
         noise.train(model.training)
         for name, index in group.readers.items():
-            last = isinstance(layers[name], (nn.Linear, Linear))
+            last = isinstance(layers[name], (nn.Linear, Linear, OutProjection))
             attach_(layers[name], InputNoise(noise, index.to(like.device), last))
         rows.append(NoisyUnits(len(group.cost), group.makers, tuple(group.readers), weight))
     return UnitNoiseReport(tuple(rows), left)
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Units by the names of layers: who makes them, who reads them, and what each costs."""
-
-    makers: tuple[str, ...]
-    readers: dict[str, Tensor]
-    cost: Tensor
-
-
 def _groups(
     model: nn.Module, example_inputs: Inputs, where: Predicate | None
-) -> tuple[list[_Group], dict[str, str]]:
+) -> tuple[list[NamedGroup], dict[str, str]]:
     """The groups to put noise on, and why the units of other layers stay."""
     plain = plain_copy(model)
     try:
@@ -153,7 +147,7 @@ def _groups(
         for node, reader in grouping.stuck.items()
     }
     found = [
-        _Group(
+        NamedGroup(
             tuple(dict.fromkeys(network.layer_name(node) for node in group.makers)),
             {network.layer_name(node): index for node, index in group.readers.items()},
             group.cost,
@@ -161,38 +155,14 @@ def _groups(
         for group in grouping.groups
     ]
     groups = []
-    for group in [*found, *_hidden_in_blocks(plain, example_inputs)]:
+    for group in [*found, *hidden_groups(plain, network, example_inputs)]:
         unwanted = [n for n in group.makers if where and not where(n, model.get_submodule(n))]
         if unwanted:
             left |= dict.fromkeys(group.makers, f"{unwanted[0]} is not selected")
         else:
             groups.append(group)
+            left = {name: why for name, why in left.items() if name not in group.makers}
     return groups, left
-
-
-def _hidden_in_blocks(plain: nn.Module, example_inputs: Inputs) -> list[_Group]:
-    """The hidden units of torch's transformer layers, which are one node for a graph."""
-    blocks = dict(feed_forward_blocks(plain))
-    positions: dict[nn.Module, float] = {}
-
-    def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        # All tokens of all examples: what is compared are layers of one network.
-        positions[layer] = positions.get(layer, 0.0) + args[0].numel() / args[0].shape[-1]
-
-    handles = [block.linear2.register_forward_pre_hook(note) for block in blocks.values()]
-    run_example(plain, example_inputs)
-    for handle in handles:
-        handle.remove()
-    args, kwargs = as_arguments(example_inputs)
-    examples = max(len(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
-    groups = []
-    for name, block in blocks.items():
-        hidden, place = block.linear2.in_features, f"{name}." if name else ""
-        weights = block.linear1.in_features + block.linear2.out_features
-        cost = torch.full((hidden,), weights * positions.get(block.linear2, 0.0) / examples)
-        readers = {f"{place}linear2": torch.arange(hidden)}
-        groups.append(_Group((f"{place}linear1",), readers, cost))
-    return groups
 
 
 def _named(network: Network, node: fx.Node) -> str:
@@ -203,7 +173,7 @@ def _named(network: Network, node: fx.Node) -> str:
     return f"{getattr(node.target, '__name__', node.target)}()"
 
 
-def _kl_weights(groups: list[_Group], kl_weight: float | str) -> list[float]:
+def _kl_weights(groups: list[NamedGroup], kl_weight: float | str) -> list[float]:
     if not isinstance(kl_weight, str):
         return [float(kl_weight)] * len(groups)
     roots = [float(group.cost.clamp_min(1.0).mean().sqrt()) for group in groups]

@@ -18,7 +18,8 @@ from zeromean.compression.graph.network import Network
 from zeromean.compression.graph.trace import why_untraced
 from zeromean.compression.inventory import layers_of, loose_parameters, sizes_of
 from zeromean.compression.plan import Decision, Plan, PlannedLayer, Reason, leave_plan_
-from zeromean.compression.rewrite.narrow import narrow_blocks_
+from zeromean.compression.rewrite.heads import narrow_heads_
+from zeromean.compression.rewrite.narrow import narrow_attention_, narrow_blocks_
 from zeromean.compression.rewrite.remove import remove_units_
 from zeromean.compression.rewrite.sparsify import choose_layers_, join_chains_, sparse_twin
 from zeromean.compression.sparsity import sparsity
@@ -87,6 +88,8 @@ def compressed_with_plan(model: nn.Module, example_inputs: Inputs | None) -> tup
     else:
         found = analyse_(network, example_inputs)
         remove_units_(network, found.units, found.needs)
+        narrow_attention_(network)
+        narrow_heads_(network, example_inputs)
         choose_layers_(network)
         join_chains_(network)
         compressed, plan = _rebuilt(model, network, example_inputs, narrowed)
@@ -107,6 +110,8 @@ def trimmed_with_plan(
     network = network_of(plain, example_inputs)
     found = analyse_(network, example_inputs, fold=False)
     remove_units_(network, found.units, found.needs)
+    narrow_attention_(network)
+    narrow_heads_(network, example_inputs)
     trimmed, plan = _rebuilt(model, network, example_inputs, narrowed)
     return trimmed.train().requires_grad_(True), plan
 

@@ -96,7 +96,23 @@ class UnitsLeft:
         return "; ".join(words)
 
 
-Decision = Reason | Unknown | Folded | UnitsLeft
+@dataclass(frozen=True)
+class HeadsLeft:
+    """Heads of attention.
+
+    Attributes:
+        gone: How many are gone.
+        total: How many there were.
+    """
+
+    gone: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.gone} of {self.total} heads gone"
+
+
+Decision = Reason | Unknown | Folded | UnitsLeft | HeadsLeft
 
 
 @dataclass(frozen=True)
@@ -157,6 +173,9 @@ def _composed(layer: PlannedLayer, later: PlannedLayer | None) -> PlannedLayer:
         gone = ours.gone + theirs.gone
         reader = None if gone else theirs.reader
         decision = UnitsLeft(gone, ours.total, reader, theirs.uneven)
+    if isinstance(ours, HeadsLeft):
+        gone = ours.gone + (theirs.gone if isinstance(theirs, HeadsLeft) else 0)
+        decision = HeadsLeft(gone, ours.total)
     return PlannedLayer(layer.sizes, later.place, decision or ours)
 
 

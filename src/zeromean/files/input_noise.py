@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
 from zeromean.layers.dropout.log_normal import LogNormalDropout
+from zeromean.layers.plain_attention import call_output_layers_
 
 
 class OtherModelError(ValueError):
@@ -47,6 +48,7 @@ def rebuild_input_noise_(
     Args:
         tensors: Those of the file, by which nothing is allocated that is not in it.
     """
+    call_output_layers_(model, {name for group in groups for name in group["readers"]})
     modules: dict[str, Any] = dict(model.named_modules())
     present = input_noises(model)
     for group in groups:

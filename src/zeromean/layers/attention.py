@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Self
 
 import torch
@@ -18,6 +17,7 @@ from zeromean.arguments import (
 )
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.posterior import Posterior, PosteriorFactory
+from zeromean.layers.attention_heads import attend, split_heads
 from zeromean.layers.attention_masks import added_mask
 from zeromean.layers.multi_weight_layer import MultiWeightLayer
 from zeromean.layers.stochastic_layer import (
@@ -44,6 +44,9 @@ class OutProjection(nn.Module):
         super().__init__()
         self.weight = weight
         self.register_parameter("bias", bias)
+
+    def forward(self, input: Tensor, sampler: Sampler) -> Tensor:
+        return sampler(Dense(), input, self.weight, self.bias)
 
 
 @register("layer")
@@ -162,25 +165,21 @@ class MultiheadAttention(MultiWeightLayer):
             )
         single = query.dim() == 2
         q, k, v = self._projected(*self._batched(query, key, value))
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
         causal = is_causal and key_padding_mask is None and not need_weights
         mask = None if causal else added_mask(q, k, attn_mask, key_padding_mask)
         if self.bias_k is not None or self.add_zero_attn:
             if causal:
                 causal, mask = False, added_mask(q, k, attn_mask, None)
             k, v, mask = self._with_further_keys(k, v, mask)
-        rate = self.dropout if self.training else 0.0
-        weights = None
-        if need_weights:
-            scores = (q * math.sqrt(1 / q.shape[-1])) @ k.mT
-            weights = (scores if mask is None else scores + mask).softmax(-1)
-            weights = F.dropout(weights, rate) if rate else weights
-            mixed = weights @ v
-            weights = weights.mean(1) if average_attn_weights else weights
-        else:
-            mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, causal)
-        mixed = mixed.transpose(1, 2).flatten(2)  # (N, L, embed_dim)
-        output = self.sampler(Dense(), mixed, self.out_proj.weight, self.out_proj.bias)
+        mixed, weights = attend(
+            *(q, k, v, mask),
+            dropout=self.dropout if self.training else 0.0,
+            causal=causal,
+            need_weights=need_weights,
+            average=average_attn_weights,
+        )
+        output = self.out_proj(mixed, self.sampler)
         if single:
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights

@@ -14,6 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from zeromean.compression.export.graph_blueprint import build_graph, describe_nodes, name_in
+from zeromean.compression.export.transformer_blueprint import (
+    KINDS,
+    build_transformer,
+    parts_of,
+    settings_of,
+)
 from zeromean.compression.graph.annotations import has_hooks
 from zeromean.compression.graph.operations import OPERATIONS
 from zeromean.compression.modules.adapters import RequireDim, SelectInputs
@@ -49,6 +55,9 @@ def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tenso
     elif kind in _CONTAINERS.values():
         children: Any = module._modules  # Also those that come twice.
         blueprint = {"kind": name_in(_CONTAINERS, kind)}
+    elif kind in KINDS:
+        children, tensors = parts_of(module), _tensors_of_transformer(module, prefix)
+        blueprint = {"kind": KINDS[kind], "arguments": settings_of(module)}
     elif isinstance(module, StochasticLayer) and LAYERS.name_of(kind):
         return _describe_variance_layer(module, prefix)
     elif kind in _LAYERS.values():
@@ -69,11 +78,14 @@ def describe(module: nn.Module, prefix: str = "") -> tuple[dict[str, Any], Tenso
 def build(blueprint: dict[str, Any], tensors: Tensors, prefix: str = "") -> nn.Module:
     """The module that a blueprint describes."""
     kind = blueprint["kind"]
+    modules = {
+        name: build(child, tensors, f"{prefix}{name}.")
+        for name, child in blueprint.get("modules", {}).items()
+    }
+    if kind in KINDS.values():
+        below = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        return build_transformer(kind, blueprint["arguments"], modules, {} if modules else below)
     if kind in _CONTAINERS or kind == "Graph":
-        modules = {
-            name: build(child, tensors, f"{prefix}{name}.")
-            for name, child in blueprint["modules"].items()
-        }
         if kind == "Graph":
             attributes = {name: tensors[prefix + name] for name in blueprint.get("attributes", [])}
             graph = build_graph(blueprint["nodes"], attributes)
@@ -102,6 +114,13 @@ def stored_tensors(module: nn.Module) -> Tensors:
     if isinstance(module, StochasticLayer):
         tensors["weight"] = independent(module.weight, "A file").mean_and_scale()[1]
     return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
+
+
+def _tensors_of_transformer(module: nn.Module, prefix: str) -> Tensors:
+    """Of attention, all there are; other kinds leave theirs to their parts."""
+    if parts_of(module):
+        return {}
+    return {prefix + name: tensor.detach() for name, tensor in module.state_dict().items()}
 
 
 def _describe_layer(module: Any) -> tuple[dict[str, Any], Tensors]:

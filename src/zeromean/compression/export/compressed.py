@@ -21,6 +21,7 @@ from zeromean.arguments import require_model
 from zeromean.compression.export import sparse_coding, tensor_codes
 from zeromean.compression.export.blueprint import build, describe
 from zeromean.compression.export.sizes import size_in_memory
+from zeromean.compression.export.transformer_blueprint import KINDS
 from zeromean.files.safetensors import (
     damaged_header,
     parse_header,
@@ -30,8 +31,9 @@ from zeromean.files.safetensors import (
 )
 from zeromean.registry import UnregisteredError
 
-# 1: the first. 2: weights can be written in bits.
-FORMAT_VERSION = 2
+# 1: the first. 2: weights can be written in bits. 3: torch's transformer layers and attention are
+# described.
+FORMAT_VERSION = 3
 HEADER = "zeromean.compressed"
 
 
@@ -104,8 +106,9 @@ def _contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
             sparse[name] = list(tensor.shape)
         elif tensor_codes.BITS in code.parts:
             in_bits[name] = list(tensor.shape)
-    # Older versions read what has nothing in bits.
-    header = {"format_version": 2 if in_bits else 1, "model": blueprint, "sparse": sparse}
+    # Older versions read what has nothing of the newer ones.
+    version = 3 if any(type(m) in KINDS for m in model.modules()) else 2 if in_bits else 1
+    header = {"format_version": version, "model": blueprint, "sparse": sparse}
     header |= {"bits": in_bits} if in_bits else {}
     return stored, {HEADER: json.dumps(header, separators=(",", ":"))}
 

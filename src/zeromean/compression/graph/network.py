@@ -85,6 +85,13 @@ class Network:
         self._take_over_([node], new)
         return new
 
+    def exchange_(self, node: fx.Node, module: nn.Module) -> None:
+        """Let a node call another module in the same way, whatever its arguments are."""
+        target = self._add_module_(node, module, "_")
+        node.target = target
+        self[node].layer = module
+        self._annotate_readers_(node, itself=True)
+
     def join_(self, chain: list[fx.Node], module: nn.Module, names: list[str]) -> None:
         """Let one module do what a chain of nodes does, of which each is a part of this name."""
         new = self.insert_before_(chain[0], module)

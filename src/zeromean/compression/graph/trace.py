@@ -22,6 +22,7 @@ from zeromean.compression.modules.adapters import RequireDim, SelectInputs
 from zeromean.compression.modules.batch_last import BatchLast
 from zeromean.compression.modules.sparse_layers import SparseConv2d, SparseLinear
 from zeromean.layers.dropout.unit_noise import UnitScale
+from zeromean.layers.plain_attention import PlainAttention
 from zeromean.layers.stochastic_module import StochasticModule
 
 
@@ -107,7 +108,7 @@ class _ShapeRecorder(fx.Interpreter):
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (StochasticModule, UnitScale, *_COMPRESSED)):
+        if isinstance(m, (StochasticModule, UnitScale, PlainAttention, *_COMPRESSED)):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from zeromean.arguments import require_floating
 from zeromean.layers.dropout.unit_noise import UnitNoise
+from zeromean.layers.plain_attention import restore_torchs_
 
 # The module's name in the layer, and so in state dicts.
 _NAME = "unit_noise"
@@ -107,3 +108,4 @@ def fold_input_noise_(
         # A new parameter: another layer may share the old one, and reads it without this noise.
         scaled = (layer.weight * scale.view(shape)).detach()
         layer.weight = nn.Parameter(scaled, requires_grad=layer.weight.requires_grad)
+    restore_torchs_(model)
