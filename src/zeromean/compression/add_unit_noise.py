@@ -16,10 +16,9 @@ from zeromean.compression.graph.trace import why_untraced
 from zeromean.compression.hidden_units import NamedGroup, hidden_groups
 from zeromean.compression.units.groups import unit_groups
 from zeromean.conversion.make_stochastic import Predicate
-from zeromean.layers.attention import OutProjection
+from zeromean.layers.dropout.hidden_noise import HiddenNoise, attach_hidden_
 from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
 from zeromean.layers.dropout.log_normal import LogNormalDropout
-from zeromean.layers.linear import Linear
 from zeromean.layers.plain_attention import call_output_layers_
 from zeromean.prediction.inputs import Inputs
 from zeromean.text_table import text_table
@@ -80,7 +79,8 @@ def add_unit_noise_(
     `zm.prune_` drops them and `zm.compress` leaves plain layers with fewer units. Units that must
     go together (of a residual stream, in concatenations, through depthwise convolutions) share
     their noise. The hidden units of torch's transformer layers and the heads of attention have some
-    too. Each layer that reads
+    too, and so have the units of LSTM and GRU, which read their own with one draw for a call. Each
+    layer that reads
     such units multiplies its input by it, in a hook: it stays the layer that it is, its weights
     keep their names, and its noise stands under `unit_noise` in it.
 
@@ -111,7 +111,8 @@ def add_unit_noise_(
     call_output_layers_(model, {name for group in groups for name in group.readers})
     rows = []
     for group, weight in zip(groups, _kl_weights(groups, kl_weight), strict=True):
-        layers: dict[str, Any] = {name: model.get_submodule(name) for name in group.readers}
+        names = dict.fromkeys((*group.readers, *group.hidden))
+        layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
         like = next(next(layer.parameters()) for layer in layers.values())
         noise = LogNormalDropout(
             len(group.cost),
@@ -122,9 +123,11 @@ def add_unit_noise_(
         )
         noise.train(model.training)
         for name, index in group.readers.items():
-            last = isinstance(layers[name], (nn.Linear, Linear, OutProjection))
+            last = not hasattr(layers[name], "kernel_size")
             attach_(layers[name], InputNoise(noise, index.to(like.device), last))
-        rows.append(NoisyUnits(len(group.cost), group.makers, tuple(group.readers), weight))
+        for name, index in group.hidden.items():
+            attach_hidden_(layers[name], HiddenNoise(noise, index.to(like.device)))
+        rows.append(NoisyUnits(len(group.cost), group.makers, tuple(names), weight))
     return UnitNoiseReport(tuple(rows), left)
 
 
@@ -151,6 +154,7 @@ def _groups(
             tuple(dict.fromkeys(network.layer_name(node) for node in group.makers)),
             {network.layer_name(node): index for node, index in group.readers.items()},
             group.cost,
+            {network.layer_name(node): index for node, index in group.hidden.items()},
         )
         for group in grouping.groups
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,11 +33,13 @@ class NamedGroup:
         makers: The layers that make them.
         readers: For each layer that reads them, which unit each of its inputs belongs to.
         cost: For each unit, the multiplications for one example that go with it.
+        hidden: For recurrent layers among the makers, which unit each hidden unit is.
     """
 
     makers: tuple[str, ...]
     readers: dict[str, Tensor]
     cost: Tensor
+    hidden: dict[str, Tensor] = field(default_factory=dict)
 
 
 def hidden_groups(

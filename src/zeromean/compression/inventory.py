@@ -8,13 +8,15 @@ from torch import Tensor, nn
 
 from zeromean.compression.graph.trace import is_leaf
 from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.layers.dropout.hidden_noise import hidden_noises
 from zeromean.layers.dropout.input_noise import input_noises
 from zeromean.layers.stochastic_module import StochasticModule
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Every layer that has parameters, by its name; noise on what a layer reads is no other one."""
-    on_inputs = {noise.noise for noise in input_noises(model).values()}
+    found = (*input_noises(model).values(), *hidden_noises(model).values())
+    on_inputs = {noise.noise for noise in found}
     layers = {name: module for name, module in model.named_modules() if _is_layer(module)}
     return {name: module for name, module in layers.items() if module not in on_inputs}
 

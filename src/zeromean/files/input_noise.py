@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zeromean.layers.dropout.hidden_noise import HiddenNoise, attach_hidden_, hidden_noises
 from zeromean.layers.dropout.input_noise import InputNoise, attach_, input_noises
 from zeromean.layers.dropout.log_normal import LogNormalDropout
 from zeromean.layers.plain_attention import call_output_layers_
@@ -20,7 +21,7 @@ class OtherModelError(ValueError):
 def describe_input_noise(model: nn.Module) -> list[dict[str, Any]]:
     """What would put the noise back: for each group of units its settings and its readers."""
     described: dict[nn.Module, dict[str, Any]] = {}
-    for name, found in input_noises(model).items():
+    for name, found in (*input_noises(model).items(), *hidden_noises(model).items()):
         noise = found.noise
         if not isinstance(noise, LogNormalDropout):
             raise ValueError(
@@ -36,7 +37,10 @@ def describe_input_noise(model: nn.Module) -> list[dict[str, Any]]:
             "kl_weight": noise.kl_weight,
         }
         group = described.setdefault(noise, {"settings": settings, "readers": {}})
-        group["readers"][name] = {"inputs": found.index.numel(), "last": found.last}
+        if isinstance(found, HiddenNoise):
+            group.setdefault("hidden", {})[name] = found.index.numel()
+        else:
+            group["readers"][name] = {"inputs": found.index.numel(), "last": found.last}
     return list(described.values())
 
 
@@ -50,24 +54,35 @@ def rebuild_input_noise_(
     """
     call_output_layers_(model, {name for group in groups for name in group["readers"]})
     modules: dict[str, Any] = dict(model.named_modules())
-    present = input_noises(model)
+    present = {*input_noises(model), *hidden_noises(model)}
     for group in groups:
-        missing = [name for name in group["readers"] if name not in modules]
+        hidden = group.get("hidden", {})
+        missing = [name for name in (*group["readers"], *hidden) if name not in modules]
         if missing:
             raise OtherModelError(
                 f"{path} has noise on what {missing[0]!r} reads, but the model has nothing there; "
                 "build the architecture that was saved."
             )
-        if all(name in present for name in group["readers"]):
+        if all(name in present for name in (*group["readers"], *hidden)):
             continue
-        first = next(iter(group["readers"]))
+        places = {f"{name}.unit_noise": name for name in group["readers"]}
+        places |= {f"{name}.hidden_noise": name for name in hidden}
+        first = next(iter(places.values()))
         for name, reader in group["readers"].items():
             if tensors[f"{name}.unit_noise.index"].numel() != reader["inputs"]:
                 raise ValueError(f"the noise in front of {name} is not of the size of its header")
-        if tensors[f"{first}.unit_noise.noise.keep"].numel() != group["settings"]["num_features"]:
+        for name, units in hidden.items():
+            if tensors[f"{name}.hidden_noise.index"].numel() != units:
+                raise ValueError(f"the noise inside of {name} is not of the size of its header")
+        # What several layers share stands in a file once.
+        keep = next(f"{p}.noise.keep" for p in places if f"{p}.noise.keep" in tensors)
+        if tensors[keep].numel() != group["settings"]["num_features"]:
             raise ValueError(f"the noise in front of {first} is not of the size of its header")
         like = next(modules[first].parameters())
         noise = LogNormalDropout(**group["settings"], device=like.device, dtype=like.dtype)
         for name, reader in group["readers"].items():
             index = torch.zeros(reader["inputs"], dtype=torch.long, device=like.device)
             attach_(modules[name], InputNoise(noise, index, reader["last"]))
+        for name, units in hidden.items():
+            index = torch.zeros(units, dtype=torch.long, device=like.device)
+            attach_hidden_(modules[name], HiddenNoise(noise, index))

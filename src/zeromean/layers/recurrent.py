@@ -135,7 +135,7 @@ class RecurrentLayer(MultiWeightLayer):
             data,
             input.batch_sizes if packed else None,
             state,
-            self._draw(),
+            self._with_hidden_noise(self._draw(), data),
         )
         if packed:
             if input.unsorted_indices is not None:
@@ -230,6 +230,15 @@ class RecurrentLayer(MultiWeightLayer):
             if self.bias:
                 weights.extend(getattr(self, f"bias_{kind}_{suffix}") for kind in ("ih", "hh"))
         return weights
+
+    def _with_hidden_noise(self, weights: list[Tensor], data: Tensor) -> list[Tensor]:
+        """What `zm.add_unit_noise_` has put on the hidden units multiplies what reads them."""
+        noise: Any = self._modules.get("hidden_noise")
+        if noise is None:
+            return weights
+        kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        names = [f"{kind}_{suffix}" for _, suffix in self._suffixes() for kind in kinds]
+        return noise.scaled(self, dict(zip(names, weights, strict=True)), data)
 
     def _initial_state(self, hx: Any, data: Tensor, num_objects: int, single: bool) -> State:
         shape = (self.num_layers * self.num_directions, num_objects, self.hidden_size)

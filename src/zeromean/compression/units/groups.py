@@ -18,7 +18,9 @@ from zeromean.compression.graph.network import Network
 from zeromean.compression.graph.roles import Role
 from zeromean.compression.units.layout import Units
 from zeromean.compression.units.reading import reads, taps
+from zeromean.compression.units.sources import unbundled
 from zeromean.layers.stochastic_layer import StochasticLayer
+from zeromean.layers.stochastic_module import StochasticModule
 
 
 @dataclass
@@ -28,11 +30,14 @@ class UnitGroup:
     Attributes:
         readers: For each layer that reads them, which unit each of its inputs belongs to;
             `num_units` for inputs that are units of no group.
+        hidden: For each recurrent layer among the makers, which unit each of its hidden units is,
+            which it reads itself.
         makers: The layers that make them.
         cost: For each unit, the multiplications for one example that go with it.
     """
 
     readers: dict[fx.Node, Tensor] = field(default_factory=dict)
+    hidden: dict[fx.Node, Tensor] = field(default_factory=dict)
     makers: list[fx.Node] = field(default_factory=list)
     cost: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -90,14 +95,21 @@ class _Followed:
         self.units: dict[fx.Node, Tensor] = {}
         self.made: dict[fx.Node, Tensor] = {}
         self.read: dict[fx.Node, Tensor] = {}
+        self.hidden: dict[fx.Node, Tensor] = {}
         self.costs: list[tuple[Tensor, float]] = []
         self.blockers: dict[int, fx.Node] = {}
 
     def pass_(self, node: fx.Node) -> None:
         """What a node does to the units that it reads, and the units that it has."""
         role = self.network.role(node)
+        if role is Role.BUNDLE:
+            return  # Whoever reads that reads the recurrent layer.
         if node not in self.known:
             self._block(node)
+        elif role is Role.RECURRENT:
+            self._recur(node)
+        elif role is Role.STATES:
+            self._pick(node)
         elif role is Role.AFFINE:
             self._read(node)
             self._make(node)
@@ -108,7 +120,7 @@ class _Followed:
             repeats = len(self.known[node]) // len(source)
             self.units[node] = source.repeat_interleave(repeats)
             self._add_cost(self.units[node], node)
-        elif role in (Role.DEPTHWISE, Role.GROUPED, Role.RECURRENT, Role.STATES):
+        elif role in (Role.DEPTHWISE, Role.GROUPED):
             self._block(node)
             self._make(node)
             self._block_units(self.units[node], node)
@@ -128,25 +140,29 @@ class _Followed:
         blocked = {self.numbers.root(number): node for number, node in self.blockers.items()}
         makers, joined = self._roots(self.made), _Numbers()
         joined.fresh(len(self.numbers.parents))
-        free: dict[fx.Node, list[int]] = {}
-        for node, roots in self._roots(self.read).items():
-            free[node] = [root for root in roots if root not in blocked]
-            for root in free[node]:
-                joined.unite([root], free[node][:1])
+        read, hidden = self._roots(self.read), self._roots(self.hidden)
+        for by_node in (hidden, read):  # The units of one node are of one group.
+            for roots in by_node.values():
+                free = [root for root in roots if root not in blocked]
+                for root in free:
+                    joined.unite([root], free[:1])
         members: dict[int, list[int]] = defaultdict(list)
-        for root in dict.fromkeys(root for roots in free.values() for root in roots):
-            members[joined.root(root)].append(root)
+        for root in dict.fromkeys(r for rs in (*hidden.values(), *read.values()) for r in rs):
+            if root not in blocked:
+                members[joined.root(root)].append(root)
         costs = self._costs()
         groups = {
             name: UnitGroup(cost=costs[torch.tensor(roots)]) for name, roots in members.items()
         }
         places = {root: i for roots in members.values() for i, root in enumerate(roots)}
-        for node, roots in self._roots(self.read).items():
-            if free[node]:
-                group = groups[joined.root(free[node][0])]
-                of_none = group.num_units
-                index = [of_none if root in blocked else places[root] for root in roots]
-                group.readers[node] = torch.tensor(index)
+        for by_node, kind in ((read, "readers"), (hidden, "hidden")):
+            for node, roots in by_node.items():
+                here = next((r for r in roots if r not in blocked), None)
+                if here is not None:
+                    group = groups[joined.root(here)]
+                    of_none = group.num_units
+                    index = [of_none if root in blocked else places[root] for root in roots]
+                    getattr(group, kind)[node] = torch.tensor(index)
         for node, roots in makers.items():
             for name in dict.fromkeys(joined.root(root) for root in roots if root in places):
                 groups[name].makers.append(node)
@@ -165,6 +181,29 @@ class _Followed:
         self.read[node] = source
         layer: Any = self.network.layer(node)
         self._add_cost(source, node, per=taps(layer).shape[1])
+
+    def _recur(self, node: fx.Node) -> None:
+        """LSTM and GRU: they read their input, and their own hidden units."""
+        layer: Any = self.network.layer(node)
+        if self._reads(node) and not isinstance(layer, StochasticModule):
+            self.read[node] = self._source(node)
+        else:
+            self._block(node)
+        units = self.numbers.fresh(len(self.known[node]))
+        self.units[node] = self.made[node] = self.hidden[node] = units
+        shape = self.network[node.all_input_nodes[0]].shape
+        steps = 1 if shape is None else shape[1 if layer.batch_first else 0]
+        for name, weight in layer.named_parameters():
+            if name.startswith("weight"):
+                # A unit has rows of every gate, and columns of other units.
+                self.costs.append((units, 2 * steps * weight.numel() / len(units)))
+
+    def _pick(self, node: fx.Node) -> None:
+        """Some hidden units of a recurrent layer."""
+        blocks, source = self.network[node].blocks, unbundled(self.network, node.all_input_nodes[0])
+        assert blocks is not None
+        size = self.network.layer(source).hidden_size
+        self.units[node] = self.units[source][blocks.start * size : blocks.stop * size]
 
     def _make(self, node: fx.Node) -> None:
         units = self.numbers.fresh(len(self.known[node]))
@@ -190,7 +229,7 @@ class _Followed:
 
     def _block(self, node: fx.Node) -> None:
         """A node needs all that it reads, whatever it is."""
-        for source in node.all_input_nodes:
+        for source in (unbundled(self.network, n) for n in node.all_input_nodes):
             if source in self.units:
                 self._block_units(self.units[source], node)
 
