@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zeromean.compression.prune import prune_
     from zeromean.compression.quantize import quantize_
     from zeromean.compression.report import compression_report
+    from zeromean.compression.sparse_runtimes import sparse_runtimes
     from zeromean.compression.sparsity import sparsity
     from zeromean.compression.summary import summary
     from zeromean.conversion.batchnorm import recalibrate_batchnorm_
@@ -168,6 +169,7 @@ __all__ = [
     "save",
     "seed_ranks",
     "share_log_alpha_",
+    "sparse_runtimes",
     "sparsity",
     "stochastic_layers",
     "summary",
@@ -187,6 +189,7 @@ _HOMES = {
     "compression.prune": ("prune_",),
     "compression.quantize": ("quantize_",),
     "compression.report": ("compression_report",),
+    "compression.sparse_runtimes": ("sparse_runtimes",),
     "compression.sparsity": ("sparsity",),
     "compression.summary": ("summary",),
     "conversion.batchnorm": ("recalibrate_batchnorm_",),

@@ -189,12 +189,12 @@ def test_filters_come_by_fours(kept, rounded):
 
 
 def test_the_price_is_looked_for():
-    """The largest pressure under a bound, from both sides, and never from above it."""
+    """The largest price under a bound, from both sides, and never from above it."""
     for start in (0.1, 64.0):
         search, tried = Search(start), []
         while not search.is_over:
-            tried.append(search.pressure)
-            search = search.after(too_much=search.pressure > 3.0)
+            tried.append(search.price)
+            search = search.after(too_much=search.price > 3.0)
         assert search.paid <= 3.0 < search.ceiling < 1.1 * 3.0 * 1.1
         assert len(tried) < 20
 

@@ -39,18 +39,23 @@ def choose_layers_(network: Network) -> None:
             _choose_affine_(network, node, layer)
 
 
+def could_be_sparse(layer: Any) -> bool:
+    """Whether there is a sparse twin that would be faster, if few of the weights were left."""
+    if has_hooks(layer):
+        return False
+    if type(layer) is nn.Linear:
+        return layer.weight.numel() >= _SMALLEST_SPARSE
+    return type(layer) is nn.Conv2d and is_simple(layer)
+
+
 def sparse_twin(layer: Any) -> Any:
     """The sparse twin of a layer where that is faster, else the layer itself."""
-    if has_hooks(layer):
+    if not could_be_sparse(layer):
         return layer
     if type(layer) is nn.Linear:
-        large = layer.weight.numel() >= _SMALLEST_SPARSE
-        if large and _density(layer.weight) <= _SPARSE_LINEAR:
-            return SparseLinear(layer.weight.detach(), layer.bias)
-    elif type(layer) is nn.Conv2d and is_simple(layer):
-        if _density(layer.weight) <= _SPARSE_CONVOLUTION:
-            return SparseConv2d(layer)
-    return layer
+        few = _density(layer.weight) <= _SPARSE_LINEAR
+        return SparseLinear(layer.weight.detach(), layer.bias) if few else layer
+    return SparseConv2d(layer) if _density(layer.weight) <= _SPARSE_CONVOLUTION else layer
 
 
 def join_chains_(network: Network) -> None:
