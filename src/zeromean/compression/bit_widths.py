@@ -29,7 +29,7 @@ def fewest_bits(
     deviations = torch.zeros_like(mean)
     rough = torch.ones_like(keep)
     for width in widths:
-        rounded = _on_grid(mean, keep, width)
+        rounded = on_grid(mean, keep, width)
         error = torch.where(keep, rounded - mean, 0.0)
         deviation = torch.where(error == 0, 0.0, error / std)
         values = torch.where(rough, rounded, values)
@@ -51,7 +51,7 @@ def num_readable(mean: Tensor, std: Tensor, keep: Tensor) -> Tensor:
     return (readable & keep).sum(1, keepdim=True).clamp_min(1)
 
 
-def _on_grid(mean: Tensor, keep: Tensor, width: int) -> Tensor:
+def on_grid(mean: Tensor, keep: Tensor, width: int) -> Tensor:
     """Every group on its symmetric grid; pruned weights do not count.
 
     Steps are float32, as they are in a file.

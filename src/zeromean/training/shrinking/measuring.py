@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from zeromean.compression.export.compressed import save_compressed
 from zeromean.compression.export.onnx import save_onnx
 from zeromean.compression.export.sizes import size_in_file, size_in_memory
 from zeromean.compression.plan import Plan, composed, leave_plan_
+from zeromean.compression.rounding import rounded
 from zeromean.compression.sparsity import sparsity
 from zeromean.compression.speed import has_onnxruntime, milliseconds, onnx_calls, torch_calls
 from zeromean.files.atomic import whole_file
@@ -28,6 +30,10 @@ from zeromean.training.shrinking.target import Runtime
 
 # Batches that are timed.
 BATCH_SIZES = (1, 64)
+# Widths of weights, tried one after the other, and which part they may cost of the loss that is
+# allowed.
+_BITS = (8, 6, 5, 4)
+_FOR_BITS = 0.25
 NETWORK, ONNX, TIMES = "network.safetensors", "network.onnx", "times.json"
 
 
@@ -60,33 +66,76 @@ class Measurements:
             times,
             None if self.onnx is None else self.onnx.stat().st_size,
             original,
+            "original",
         )
 
-    def network(self, name: str, title: str, trained: nn.Module, plan: Plan) -> ShrunkNetwork:
-        """What a trained network is when it is compressed.
+    def network(
+        self, name: str, title: str, trained: nn.Module, plan: Plan, allowed: float | None
+    ) -> list[ShrunkNetwork]:
+        """What a trained network is when it is compressed, and when its weights are rounded too.
 
         Args:
             name: Of its folder.
             plan: What was decided about the original until now.
+            allowed: By how much its score may be worse than the original's; None for every width
+                of its weights, whatever it costs.
         """
         compressed, last = compressed_with_plan(trained, self.work.example)
-        leave_plan_(compressed, composed(plan, last))
+        plan = composed(plan, last)
+        leave_plan_(compressed, plan)
         folder = self.work.folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            size = save_compressed(compressed, folder / NETWORK).size
-        except ValueError:  # Of layers that such a file cannot describe.
-            size = size_in_file(compressed)
         onnx = None if self.onnx is None else self._export(compressed, folder)
-        return ShrunkNetwork(
+        exact = ShrunkNetwork(
             title,
             self._score(compressed),
             sparsity(compressed).total.kept,
-            size,
+            _saved_size(compressed, folder / NETWORK),
             self._times(folder, lambda: self._next_to_original(compressed, onnx)),
             None if onnx is None else onnx.stat().st_size,
             compressed,
+            name,
         )
+        return [exact, *self._rounded(exact, plan, allowed)]
+
+    def _rounded(
+        self, exact: ShrunkNetwork, plan: Plan, allowed: float | None
+    ) -> list[ShrunkNetwork]:
+        """The network in the fewest bits that hardly cost anything; it takes as long as before."""
+        found: list[ShrunkNetwork] = []
+        for bits in _BITS:
+            model = rounded(exact.model, bits)
+            score = self._score(model)
+            if allowed is not None and not self._is_good_enough(score, exact.score, allowed):
+                break
+            leave_plan_(model, plan)
+            name = f"{exact.folder}/{bits} bits"
+            folder = self.work.folder / name
+            folder.mkdir(parents=True, exist_ok=True)
+            small = replace(
+                exact,
+                name=f"{exact.name}, {bits} bits",
+                score=score,
+                weights=sparsity(model).total.kept,
+                file_size=_saved_size(model, folder / NETWORK),
+                model=model,
+                folder=name,
+            )
+            if small.file_size < exact.file_size:
+                found.append(small)
+        return found if allowed is None else found[-1:]
+
+    def _is_good_enough(self, score: float, exact: float, allowed: float) -> bool:
+        """Whether rounding costs next to nothing, and nothing that is missing elsewhere."""
+        lost, before = self.original.score - score, self.original.score - exact
+        return lost <= max(before, min(allowed, before + _FOR_BITS * min(allowed, 1.0)))
+
+    def export(self, network: ShrunkNetwork) -> None:
+        """Write the ONNX file of a network that shares the times of another one."""
+        folder = self.work.folder / network.folder
+        if self.onnx is not None and not (folder / TIMES).exists():
+            example: Any = self.work.example
+            save_onnx(network.model, folder / ONNX, example)
 
     def standard_error(self) -> float:
         """Of the original's accuracy on the validation data, in points; 0 with a likelihood."""
@@ -150,6 +199,13 @@ class Measurements:
         with whole_file(path) as temporary:
             temporary.write_text(json.dumps(times), "utf-8")
         return times
+
+
+def _saved_size(model: nn.Module, path: Path) -> int:
+    try:
+        return save_compressed(model, path).size
+    except ValueError:  # Of layers that such a file cannot describe.
+        return size_in_file(model)
 
 
 def _can_hold(example: Any) -> bool:

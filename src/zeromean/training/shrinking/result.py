@@ -23,6 +23,7 @@ class ShrunkNetwork:
             "torch 1", "onnxruntime 64".
         onnx_size: Bytes of its ONNX file, None without onnxruntime.
         model: The network.
+        folder: Of its files, in that of the run.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ShrunkNetwork:
     milliseconds: dict[str, float]
     onnx_size: int | None = None
     model: nn.Module = field(repr=False, default_factory=nn.Identity)
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Shrunk:
         key: The time that counts, of `ShrunkNetwork.milliseconds`.
         likelihood: Whether scores are of a likelihood, and not accuracies.
         folder: Where `chosen.safetensors` and `chosen.onnx` are; None where nothing is kept.
+        notes: What was known before anything was trained.
     """
 
     networks: tuple[ShrunkNetwork, ...]
@@ -53,6 +56,7 @@ class Shrunk:
     key: str
     likelihood: bool = False
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def model(self) -> nn.Module:
@@ -96,7 +100,7 @@ class Shrunk:
             f"{self.compression:.1f}× smaller"
         )
         missed = [] if self.reached else ["This is not what was asked for, but what comes nearest."]
-        return "\n".join([*text_table(rows, left=(0, 1)), taken, *missed])
+        return "\n".join([*text_table(rows, left=(0, 1)), taken, *missed, *self.notes])
 
     def save_picture(self, path: Path | str) -> None:
         """Draw score against time and against the size of the file, into a PNG (extra `cli`)."""

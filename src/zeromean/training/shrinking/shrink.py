@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import shutil
 import sys
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from zeromean.arguments import require_flag, require_integer, require_model, require_numbers, shown
-from zeromean.compression.add_unit_noise import add_unit_noise_
 from zeromean.compression.plan import Plan, composed
+from zeromean.compression.sparse_runtimes import sparse_runtimes
 from zeromean.compression.speed import require_onnxruntime
 from zeromean.conversion.to_deterministic import to_deterministic
 from zeromean.files.atomic import whole_file
@@ -30,6 +29,7 @@ from zeromean.training.shrinking.result import Shrunk, ShrunkNetwork
 from zeromean.training.shrinking.steps import (
     Work,
     drown_units,
+    price_of,
     tune_,
     with_sparse_weights,
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # of that comes back.
 _MARGIN = 0.5
 # By how much the price of what is left of the network rises from step to step.
-_DEARER = 2.0
+_DEARER = 1.6
 
 
 def shrink(
@@ -54,8 +54,8 @@ def shrink(
     *,
     target: Target | None = None,
     config: TrainingConfig | None = None,
-    steps: int = 6,
-    pressure: float = 3.0,
+    steps: int = 8,
+    pressure: float = 4.0,
     sparse_weights: bool = False,
     folder: Path | str | None = None,
     likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -66,10 +66,10 @@ def shrink(
 
     Every step gives units noise (`zm.add_unit_noise_`), trains with a KL term that makes the
     network cost nats, drops the units that have drowned, trains what is left, and measures it: on
-    the validation data, and where it is to run. The next step goes on from there, at twice the
+    the validation data, and where it is to run. The next step goes on from there, at a higher
     price, or where that was too much, from the network before, at a lower one. Of all these
-    networks the one that comes nearest to the target is taken. The model that is given stays as it
-    is.
+    networks, also with weights that are rounded to few bits, the one that comes nearest to the
+    target is taken. The model that is given stays as it is.
 
     Args:
         model: A trained network. Stochastic layers count by their means.
@@ -82,7 +82,7 @@ def shrink(
         steps: Steps at most. It ends earlier when the target is reached, or out of reach.
         pressure: Nats per example that the network costs in the first step.
         sparse_weights: After every step, make single weights sparse too: smaller files, but no
-            faster where they are multiplied densely.
+            faster where they are multiplied densely, as `zm.sparse_runtimes` says beforehand.
         folder: Folder of this run only; called again it goes on there, also with another target.
             Default: nothing is kept.
         likelihood: As for `fit`. Default: targets are classes.
@@ -112,7 +112,6 @@ def shrink(
         require_onnxruntime()
     example = _example(validation)
     plain = to_deterministic(model).eval().cpu()  # Where it is measured; `fit` trains where it can.
-    add_unit_noise_(copy.deepcopy(plain), example)  # Whether that can be done, before training.
     with tempfile.TemporaryDirectory() as temporary:
         work = Work(
             train=train,
@@ -124,20 +123,25 @@ def shrink(
             augment=augment,
             progress=progress,
         )
+        notes = (str(sparse_runtimes(plain)),) if sparse_weights else ()
+        if progress and sys.stdout.isatty():
+            print(*notes, sep="\n")
+        price = price_of(work, plain)  # Whether there are units to remove, before training.
         measured = Measurements(work, plain, target.runtime)
         runtime = target.runtime or ("torch" if measured.onnx is None else "onnxruntime")
         key = f"{runtime} {target.batch_size}"
         allowed = target.allowed_loss(measured.standard_error())
-        networks, folders = _networks(
-            work, measured, plain, target, key, allowed, steps, pressure, sparse_weights
+        networks = _networks(
+            work, measured, plain, target, key, allowed, steps, pressure / price, sparse_weights
         )
         chosen = target.choose(networks[0], networks, key, allowed)
         found = networks[chosen]
         reached = chosen > 0 and target.is_met(networks[0], found, key, allowed)
-        result = Shrunk(tuple(networks), chosen, reached, key, likelihood is not None)
+        result = Shrunk(tuple(networks), chosen, reached, key, likelihood is not None, notes=notes)
         if folder is not None:
             result = replace(result, folder=Path(folder))
-            _keep(Path(folder), work.folder / folders[chosen])
+            measured.export(found)
+            _keep(Path(folder), work.folder / found.folder)
     if not reached:
         lost = networks[0].score - found.score
         warnings.warn(
@@ -158,18 +162,18 @@ def _networks(
     key: str,
     allowed: float,
     steps: int,
-    pressure: float,
+    price: float,
     sparse_weights: bool,
-) -> tuple[list[ShrunkNetwork], list[str]]:
-    """All networks, the original first, and the names of their folders."""
+) -> list[ShrunkNetwork]:
+    """All networks, the original first."""
     before = measured.original
-    networks, folders = [before], ["original"]
+    networks = [before]
     current: tuple[nn.Module, Plan | None] = plain, None
-    search = Search(pressure)
+    search = Search(price)
     for step in range(1, steps + 1):
         name = f"step-{step}"
         model, until_now = current
-        smaller, decided = drown_units(work, model, search.pressure, f"{name}/noise")
+        smaller, decided = drown_units(work, model, search.price * work.num_data(), f"{name}/noise")
         plan = decided if until_now is None else composed(until_now, decided)
         tune_(work, smaller, f"{name}/tuning")
         found = [(name, f"step {step}", smaller)]
@@ -178,16 +182,17 @@ def _networks(
             found.append((f"{name}/sparse", f"step {step}, sparse", sparse))
         lost = []
         for place, title, network in found:
-            networks.append(measured.network(place, title, network, plan))
-            folders.append(place)
-            lost.append(before.score - networks[-1].score)
-            _say(work, networks[-1], before, key)
+            bound = allowed if target.file_size is None else None
+            made = measured.network(place, title, network, plan, bound)
+            networks += made
+            lost.append(before.score - made[0].score)
+            _say(work, made[-1], before, key)
         too_much = min(lost) > allowed + _MARGIN
         search = search.after(too_much=too_much)
         current = current if too_much else (smaller, plan)
         if search.is_over or (target.is_of_size and _is_met(networks, target, key, allowed)):
             break
-    return networks, folders
+    return networks
 
 
 @dataclass(frozen=True)
@@ -195,30 +200,30 @@ class Search:
     """For the largest price at which a network still does what it should.
 
     Attributes:
-        pressure: The price to try next.
+        price: The price to try next.
         paid: The largest one that was not too much, if any was.
         ceiling: The smallest one that was too much.
     """
 
-    pressure: float
+    price: float
     paid: float | None = None
     ceiling: float | None = None
 
     def after(self, *, too_much: bool) -> Search:
         """What to try next: more, or what lies between the last two."""
         if too_much and self.paid is None:
-            return Search(self.pressure / _DEARER**2, None, self.pressure)
+            return Search(self.price / _DEARER**2, None, self.price)
         if too_much:
             assert self.paid is not None
-            return Search(math.sqrt(self.paid * self.pressure), self.paid, self.pressure)
+            return Search(math.sqrt(self.paid * self.price), self.paid, self.price)
         if self.ceiling is None:
-            return Search(_DEARER * self.pressure, self.pressure, None)
-        return Search(math.sqrt(self.pressure * self.ceiling), self.pressure, self.ceiling)
+            return Search(_DEARER * self.price, self.price, None)
+        return Search(math.sqrt(self.price * self.ceiling), self.price, self.ceiling)
 
     @property
     def is_over(self) -> bool:
         """Whether the next one would hardly be another."""
-        return self.ceiling is not None and self.ceiling < 1.1 * self.pressure
+        return self.ceiling is not None and self.ceiling < 1.1 * self.price
 
 
 def _is_met(networks: list[ShrunkNetwork], target: Target, key: str, allowed: float) -> bool:

@@ -36,6 +36,9 @@ from zeromean.training.trainer import fit
 # How far Adam must be able to carry the logarithms of the noise in one step.
 _WAY_OF_NOISE = 25.0
 _NOISE_LR = (0.01, 0.3)
+# How many times longer a network is trained without noise than with it. It is smaller then, and a
+# pass takes less time.
+_TUNING = 2
 # Filters come in multiples of it.
 FILTERS = 4
 # Batches from which BatchNorm's statistics are estimated again.
@@ -80,15 +83,21 @@ class Work:
         return data_source(self.train, self.config, augment=self.augment).num_data
 
 
-def drown_units(work: Work, model: nn.Module, pressure: float, name: str) -> tuple[nn.Module, Plan]:
-    """A network without the units that it can do without, to be trained on."""
+def price_of(work: Work, model: nn.Module) -> float:
+    """Nats that the units of a network cost when their noise is new."""
     noisy = copy.deepcopy(model)
     add_unit_noise_(noisy, work.example)
     with torch.no_grad():
-        price = float(kl_divergence(noisy))
+        return float(kl_divergence(noisy))
+
+
+def drown_units(work: Work, model: nn.Module, beta: float, name: str) -> tuple[nn.Module, Plan]:
+    """A network without the units that it can do without, to be trained on."""
+    noisy = copy.deepcopy(model)
+    add_unit_noise_(noisy, work.example)
     config = replace(
         _without_monitor(work.config),
-        beta=pressure * work.num_data() / price,
+        beta=beta,
         kl_warmup_epochs=max(1, work.config.epochs // 3),
         log_alpha_lr=work.config.log_alpha_lr or work.noise_lr(),
     )
@@ -123,7 +132,8 @@ def round_filters_(model: nn.Module) -> None:
 
 def tune_(work: Work, model: nn.Module, name: str) -> None:
     """Train what is left."""
-    work.train_(model, replace(work.config, kl_warmup_epochs=0), name)
+    epochs = _TUNING * work.config.epochs
+    work.train_(model, replace(work.config, epochs=epochs, kl_warmup_epochs=0), name)
     recalibrate_(work, model)
 
 
