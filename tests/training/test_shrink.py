@@ -13,9 +13,12 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import zeromean as zm
 from zeromean import export
 from zeromean.compression import speed
+from zeromean.compression.export.int8_onnx import OnnxNetwork
+from zeromean.compression.plan import Plan
 from zeromean.training import ShrunkNetwork, Target, TargetMissedWarning, TrainingConfig, shrink
+from zeromean.training.shrinking import measuring
 from zeromean.training.shrinking.shrink import Search
-from zeromean.training.shrinking.steps import round_filters_
+from zeromean.training.shrinking.steps import Work, round_filters_
 
 _WIDTHS = [f", {bits} bits" for bits in (8, 6, 5, 4)]
 CONFIG = TrainingConfig(epochs=4, batch_size=20, lr=5e-3)
@@ -276,3 +279,45 @@ def test_options_are_checked():
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             Target(**options)
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnxruntime"])
+def test_large_products_run_in_integers_where_that_is_faster(runtime, tmp_path, monkeypatch):
+    """Times are made up, so that int8 is what is faster."""
+    torch.manual_seed(0)
+    layers = nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 2)
+    model = nn.Sequential(*layers).requires_grad_(False)
+    x = torch.randn(200, 16)
+    margin = (model(x) * torch.tensor([1.0, -1.0])).sum(1).abs()
+    x = x[margin > margin.median()]  # Which rounding does not change.
+    validation = x, model(x).argmax(1)
+    work = Work(
+        train=None,
+        validation=validation,
+        likelihood=None,
+        config=CONFIG,
+        folder=tmp_path,
+        example=x[:64],
+        augment=None,
+        progress=False,
+    )
+    faster = "int8"
+
+    def milliseconds(calls):
+        return {name: 1.0 if name.startswith(faster) else 2.0 for name in calls}
+
+    monkeypatch.setattr(measuring, "milliseconds", milliseconds)
+    measured = measuring.Measurements(work, model, Target(runtime=runtime))
+    exact, *others = measured.network("step-1", "step 1", model, Plan({}, {}), 1.0)
+    int8 = next(network for network in others if network.name == "step 1, int8")
+    assert int8.score == exact.score == 100
+    assert int8.milliseconds[f"{runtime} 64"] == exact.milliseconds[f"{runtime} 64"] / 2
+    if runtime == "onnxruntime":
+        assert int8.onnx_size < exact.onnx_size / 2
+        found = OnnxNetwork(tmp_path / int8.folder / "network.onnx")(x)
+    else:
+        found = int8.model(x)
+    assert 0 < float((found - model(x)).abs().max()) < 0.05 * float(model(x).abs().max())
+    faster = "exact"  # Where integers are slower, there is no such network.
+    _, *others = measured.network("step-2", "step 2", model, Plan({}, {}), 1.0)
+    assert not any("int8" in network.name for network in others)

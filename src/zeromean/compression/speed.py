@@ -35,19 +35,24 @@ def torch_calls(model: nn.Module, inputs: Inputs) -> Callable[[], Any]:
 
 def onnx_calls(path: str | os.PathLike[str], inputs: Inputs) -> Callable[[], Any]:
     """A prediction of an ONNX file in onnxruntime, on one thread."""
+    session = one_threaded_session(path)
+    args, kwargs = as_arguments(inputs)
+    tensors = [t.numpy() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    feed = {put.name: tensor for put, tensor in zip(session.get_inputs(), tensors, strict=True)}
+    return lambda: session.run(None, feed)
+
+
+def one_threaded_session(path: str | os.PathLike[str]) -> Any:
+    """What runs an ONNX file on one thread."""
     require_onnxruntime()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
+    return onnxruntime.InferenceSession(
         os.fspath(path), options, providers=["CPUExecutionProvider"]
     )
-    args, kwargs = as_arguments(inputs)
-    tensors = [t.numpy() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    feed = {put.name: tensor for put, tensor in zip(session.get_inputs(), tensors, strict=True)}
-    return lambda: session.run(None, feed)
 
 
 def has_onnxruntime() -> bool:

@@ -28,7 +28,8 @@ TIMINGS = ("*.speedup.*",)
 NOTES = (
     "A residual network of {setting depth} layers at width {setting resnet_width} and the VGG-like "
     "one at width {setting width}, trained for {setting dense_epochs} passes and shrunk in at most "
-    "{setting steps} steps of twice {setting step_epochs} passes, for a loss of {setting loss} "
+    "{setting steps} steps, each of {setting step_epochs} passes with noise and twice as many "
+    "without, for a loss of {setting loss} "
     "points on the validation images. Next to every network stands one with as many weights at "
     "most, from the same start and with the same passes in all: in every layer the units with the "
     "smallest weights that read them are gone, as large a part everywhere, filters by fours too. "
@@ -50,9 +51,9 @@ class Config(convolutional.Settings):
     """Width of the VGG-like network, in parts of the paper's."""
     step_epochs: int = 5
     """Passes of a step with noise, and again without."""
-    steps: int = 6
+    steps: int = 8
     """Steps at most."""
-    pressure: float = 3.0
+    pressure: float = 4.0
     """Nats per image that the network costs in the first step."""
     loss: float = 0.5
     """Points of validation accuracy that may be lost."""
@@ -125,6 +126,7 @@ def _shrunk_and_pruned(
 ) -> dict[str, Any]:
     from zeromean.data import ShiftAndAlternate
     from zeromean.training import Target, TargetMissedWarning, TrainingConfig, fit, shrink
+    from zeromean.training.shrinking.steps import TUNING
 
     validation = cifar.images(config, "validation", log)
     training = TrainingConfig(
@@ -150,11 +152,13 @@ def _shrunk_and_pruned(
             progress=log.progress,
         )
     results = shrunk.results(found, dense.test)
+    exact = [place for place, n in enumerate(found.networks) if n.bits is None][1:]
     rows: dict[str, list[float]] = {"weights": [], "error": [], "speedup_onnxruntime_64": []}
     example = dense.train.images[:64]
-    for step, network in enumerate(found.networks[1:], start=1):
+    for step, place in enumerate(exact, start=1):
+        network = found.networks[place]
         pruned, weights = pruned_to(model, network.weights, example)
-        epochs = 2 * step * config.step_epochs
+        epochs = (1 + TUNING) * step * config.step_epochs
         log.say(f"{name}: magnitude, {weights} weights, {epochs} epochs")
         folder = log.folder / f"magnitude {name} {step}"
         settings = replace(training, epochs=epochs)
@@ -170,7 +174,7 @@ def _shrunk_and_pruned(
             example,
         )
         rows["speedup_onnxruntime_64"].append(faster)
-    theirs, our = rows["error"], results["curve"]["error"][1:]
+    theirs, our = rows["error"], [results["curve"]["error"][place] for place in exact]
     gains = [magnitude - noise for magnitude, noise in zip(theirs, our, strict=True)]
     return {**results, "magnitude": rows, "gain_over_magnitude": sum(gains) / len(gains)}
 

@@ -29,7 +29,7 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config(shrunk.Settings):
-    """Two networks, each in at most six steps; about an hour of one core."""
+    """Two networks, each in at most eight steps; about an hour and a half of one core."""
 
     loss: float = 0.3
     """Points of validation accuracy that the structured network may lose."""

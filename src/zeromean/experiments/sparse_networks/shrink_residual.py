@@ -30,7 +30,7 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config(shrunk.Settings):
-    """One network and at most six steps, about an hour of one core."""
+    """One network and at most eight steps, about an hour and a half of one core."""
 
     channels: int = 32
     """Channels of the first block; the others have twice as many."""

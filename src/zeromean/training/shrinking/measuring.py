@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,23 @@ from torch import Tensor, nn
 
 from zeromean.compression.compress import compressed_with_plan
 from zeromean.compression.export.compressed import save_compressed
+from zeromean.compression.export.int8_onnx import OnnxNetwork, save_int8_onnx
 from zeromean.compression.export.onnx import save_onnx
 from zeromean.compression.export.sizes import size_in_file, size_in_memory
+from zeromean.compression.int8 import to_int8
 from zeromean.compression.plan import Plan, composed, leave_plan_
 from zeromean.compression.rounding import rounded
 from zeromean.compression.sparsity import sparsity
 from zeromean.compression.speed import has_onnxruntime, milliseconds, onnx_calls, torch_calls
 from zeromean.files.atomic import whole_file
+from zeromean.layers.plain_attention import PlainAttention
 from zeromean.training.data_sources import evaluation_batches
 from zeromean.training.distributed import ALONE
 from zeromean.training.evaluation import evaluate
 from zeromean.training.mini_batches import first_rows, split_batch
 from zeromean.training.shrinking.result import ShrunkNetwork
 from zeromean.training.shrinking.steps import Work
-from zeromean.training.shrinking.target import Runtime
+from zeromean.training.shrinking.target import MOST_LOST, Target
 
 # Batches that are timed.
 BATCH_SIZES = (1, 64)
@@ -34,6 +39,9 @@ BATCH_SIZES = (1, 64)
 # allowed.
 _BITS = (8, 6, 5, 4)
 _FOR_BITS = 0.25
+# Weights of a linear layer for which integers are tried, and how much faster they must be.
+_LARGE = 2**14
+_FASTER = 0.95
 NETWORK, ONNX, TIMES = "network.safetensors", "network.onnx", "times.json"
 
 
@@ -42,11 +50,14 @@ class Measurements:
 
     Args:
         original: A plain network.
-        runtime: Where it must run; None: where it can.
+        target: Says where it must run; without that, where it can.
+
+    Attributes:
+        key: The time that counts, of `ShrunkNetwork.milliseconds`.
     """
 
-    def __init__(self, work: Work, original: nn.Module, runtime: Runtime | None):
-        self.work = work
+    def __init__(self, work: Work, original: nn.Module, target: Target):
+        self.work, runtime = work, target.runtime
         self.model = original.eval()
         folder = work.folder / "original"
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,6 +68,8 @@ class Measurements:
             except ValueError:
                 if runtime == "onnxruntime":
                     raise
+        counts = runtime or ("torch" if self.onnx is None else "onnxruntime")
+        self.key = f"{counts} {target.batch_size}"
         times = self._times(folder, lambda: milliseconds(self._calls(original, self.onnx)))
         self.original = ShrunkNetwork(
             "original",
@@ -96,7 +109,7 @@ class Measurements:
             compressed,
             name,
         )
-        return [exact, *self._rounded(exact, plan, allowed)]
+        return [exact, *self._rounded(exact, plan, allowed), *self._in_int8(exact, allowed)]
 
     def _rounded(
         self, exact: ShrunkNetwork, plan: Plan, allowed: float | None
@@ -120,10 +133,56 @@ class Measurements:
                 file_size=_saved_size(model, folder / NETWORK),
                 model=model,
                 folder=name,
+                bits=bits,
             )
             if small.file_size < exact.file_size:
                 found.append(small)
         return found if allowed is None else found[-1:]
+
+    def _in_int8(self, exact: ShrunkNetwork, allowed: float | None) -> list[ShrunkNetwork]:
+        """The network with integer products, if it has large ones and is faster so where it counts.
+
+        For onnxruntime that is another ONNX file; its file and what torch runs are the exact ones.
+        """
+        if not any(_is_large(module) for module in exact.model.modules()):
+            return []
+        name = f"{exact.folder}/int8"
+        folder = self.work.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        int8 = replace(exact, name=f"{exact.name}, int8", folder=name)
+        exactly = self.work.folder / exact.folder
+        if (exactly / NETWORK).exists():
+            shutil.copyfile(exactly / NETWORK, folder / NETWORK)
+        if self.key.startswith("torch"):
+            scored = model = to_int8(exact.model, min_weights=_LARGE)
+            int8, calls = replace(int8, model=model), partial(self._calls, model, None)
+        else:
+            save_int8_onnx(exactly / ONNX, folder / ONNX)
+            scored = OnnxNetwork(folder / ONNX)
+            int8 = replace(int8, onnx_size=(folder / ONNX).stat().st_size)
+            calls = partial(self._calls, exact.model, folder / ONNX)
+        int8 = replace(int8, score=self._score(scored))
+        times = self._times(folder, lambda: self._next_to(exact, calls()))
+        int8 = replace(int8, milliseconds=exact.milliseconds | times)
+        bound = MOST_LOST if allowed is None else allowed
+        pays = int8.milliseconds[self.key] < _FASTER * exact.milliseconds[self.key]
+        return [int8] if pays and self._is_good_enough(int8.score, exact.score, bound) else []
+
+    def _next_to(
+        self, exact: ShrunkNetwork, calls: dict[str, Callable[[], Any]]
+    ) -> dict[str, float]:
+        """Times of calls in those of the exact network, measured again in turn with it."""
+        runtime = self.key.partition(" ")[0]
+        ours = {key: call for key, call in calls.items() if key.startswith(runtime)}
+        onnx = None if self.onnx is None else self.work.folder / exact.folder / ONNX
+        theirs = self._calls(exact.model, onnx)
+        together = {f"int8 {key}": call for key, call in ours.items()}
+        together |= {f"exact {key}": theirs[key] for key in ours}
+        found = milliseconds(together)
+        return {
+            key: exact.milliseconds[key] * found[f"int8 {key}"] / found[f"exact {key}"]
+            for key in ours
+        } | {key: value for key, value in exact.milliseconds.items() if key not in ours}
 
     def _is_good_enough(self, score: float, exact: float, allowed: float) -> bool:
         """Whether rounding costs next to nothing, and nothing that is missing elsewhere."""
@@ -206,6 +265,13 @@ def _saved_size(model: nn.Module, path: Path) -> int:
         return save_compressed(model, path).size
     except ValueError:  # Of layers that such a file cannot describe.
         return size_in_file(model)
+
+
+def _is_large(module: nn.Module) -> bool:
+    """Whether integer products may pay."""
+    if isinstance(module, (nn.MultiheadAttention, PlainAttention)):
+        return module.out_proj.weight.numel() >= _LARGE
+    return type(module) is nn.Linear and module.weight.numel() >= _LARGE
 
 
 def _can_hold(example: Any) -> bool:

@@ -24,6 +24,7 @@ class ShrunkNetwork:
         onnx_size: Bytes of its ONNX file, None without onnxruntime.
         model: The network.
         folder: Of its files, in that of the run.
+        bits: Of its weights, None where they are as they were trained.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ShrunkNetwork:
     onnx_size: int | None = None
     model: nn.Module = field(repr=False, default_factory=nn.Identity)
     folder: str = ""
+    bits: int | None = None
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _WAY_OF_NOISE = 25.0
 _NOISE_LR = (0.01, 0.3)
 # How many times longer a network is trained without noise than with it. It is smaller then, and a
 # pass takes less time.
-_TUNING = 2
+TUNING = 2
 # Filters come in multiples of it.
 FILTERS = 4
 # Batches from which BatchNorm's statistics are estimated again.
@@ -132,7 +132,7 @@ def round_filters_(model: nn.Module) -> None:
 
 def tune_(work: Work, model: nn.Module, name: str) -> None:
     """Train what is left."""
-    epochs = _TUNING * work.config.epochs
+    epochs = TUNING * work.config.epochs
     work.train_(model, replace(work.config, epochs=epochs, kl_warmup_epochs=0), name)
     recalibrate_(work, model)
 
