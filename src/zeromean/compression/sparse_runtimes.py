@@ -65,8 +65,9 @@ def sparse_runtimes(model: nn.Module) -> SparseRuntimes:
             linear += [name] * (name in fit and isinstance(layer, nn.Linear))
     if not sizes:
         raise ValueError("The model has no weights that could become sparse.")
-    parts = (sum(sizes[n] for n in names) / sum(sizes.values()) for names in (fit, linear))
-    return SparseRuntimes(*parts, 0.0, tuple(fit))
+    total = sum(sizes.values())
+    in_torch, compiled = (sum(sizes[n] for n in names) / total for names in (fit, linear))
+    return SparseRuntimes(in_torch, compiled, 0.0, tuple(fit))
 
 
 def _few(names: tuple[Any, ...]) -> str:

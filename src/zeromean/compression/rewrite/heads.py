@@ -55,22 +55,24 @@ def _resize_(node: fx.Node, of_features: Any, heads: TracedHeads, left: int) -> 
     def new(tensor: Tensor) -> int:
         return tensor.shape[dim] * left // heads.number
 
-    source, *arguments = node.args
+    every: Any = node.args
+    options: Any = dict(node.kwargs)
+    source, *arguments = every
     if name in ("view", "reshape"):
         listed = isinstance(arguments[0], (tuple, list)) if arguments else False
         sizes: list[Any] = list(arguments[0] if listed else arguments)
-        sizes = sizes or list(node.kwargs.get("shape", node.kwargs.get("size", ())))
+        sizes = sizes or list(options.get("shape", options.get("size", ())))
         sizes[dim] = sizes[dim] if sizes[dim] == -1 else new(parts[0])
         node.args, node.kwargs = (source, tuple(sizes)), {}
     elif name == "unflatten":
-        names = dict(zip(("dim", "sizes"), arguments, strict=False)) | dict(node.kwargs)
+        names = dict(zip(("dim", "sizes"), arguments, strict=False)) | options
         sizes = list(names["sizes"])
         first = names["dim"] % (parts[0].dim() - len(sizes) + 1)
         if 0 <= dim - first < len(sizes) and sizes[dim - first] != -1:
             sizes[dim - first] = new(parts[0])
         node.args, node.kwargs = (source, names["dim"], tuple(sizes)), {}
     elif name == "split":
-        along = node.kwargs.get("dim", arguments[1] if len(arguments) > 1 else 0)
+        along = options.get("dim", arguments[1] if len(arguments) > 1 else 0)
         if along % parts[0].dim() == dim:
             node.args, node.kwargs = (source, [new(part) for part in parts], along), {}
 

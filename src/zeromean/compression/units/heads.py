@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from zeromean.compression.graph.network import Network
 from zeromean.compression.graph.roles import Role
@@ -159,7 +160,7 @@ def _sent(chain: list[fx.Node], start: Tensor, values: Mapping[fx.Node, Any]) ->
     """What becomes of a tensor on its way through the nodes of a chain, behind the first."""
     sent: dict[fx.Node, Any] = {chain[0]: start}
     for node in chain[1:]:
-        others, options = fx.node.map_arg(
+        others, options = map_arg(
             (node.args[1:], node.kwargs), lambda n: values[n]
         )  # Sizes that the forward function asks for.
         call: Any = node.target
