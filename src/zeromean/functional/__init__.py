@@ -1,5 +1,6 @@
 """Pure tensor maths: KL terms, and functions that stay accurate for tiny and huge numbers."""
 
+from zeromean.functional.dirichlet import dirichlet_entropies, dirichlet_nll
 from zeromean.functional.gamma import gamma_kl, gamma_quantile
 from zeromean.functional.kl import (
     HALF_LOG_MOMENT,
@@ -34,6 +35,8 @@ __all__ = [
     "binary_dropout_kl",
     "can_branch",
     "dawson",
+    "dirichlet_entropies",
+    "dirichlet_nll",
     "expected_sigmoid",
     "expected_softmax",
     "gamma_kl",

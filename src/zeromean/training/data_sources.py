@@ -140,15 +140,15 @@ def describe_data(data: Data, num_data: int | None = None) -> str:
     tensors = as_image_set(data)
     if tensors is not None:
         what = "images" if isinstance(data, ImageSet) else "examples"
-        checksum = _checksum(tensors.images, tensors.labels)
+        content = checksum(tensors.images, tensors.labels)
         # A rank's share of them all is not another run.
-        return f"{len(tensors)} {what}, checksum {checksum}"
+        return f"{len(tensors)} {what}, checksum {content}"
     dataset = getattr(data, "dataset", data)
     parts = [f"{type(data).__name__} of {type(dataset).__name__}"]
     if num_data is not None:
         parts.append(f"{num_data} examples")
     if isinstance(dataset, TensorDataset):
-        parts.append(f"checksum {_checksum(*dataset.tensors)}")
+        parts.append(f"checksum {checksum(*dataset.tensors)}")
     if getattr(data, "batch_size", None) is not None:
         parts.append(f"batches of {data.batch_size}")  # pyright: ignore
     return ", ".join(parts)
@@ -266,7 +266,8 @@ def _require_divisible(name: str, size: int, num_ranks: int) -> None:
         )
 
 
-def _checksum(*tensors: Tensor) -> str:
+def checksum(*tensors: Tensor) -> str:
+    """What tells the contents of tensors apart."""
     value = 0
     for tensor in tensors:
         content: Any = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()  # As bytes.

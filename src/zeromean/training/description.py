@@ -20,6 +20,7 @@ def describe(
     augment: Any,
     likelihood: Likelihood | None = None,
     validation: str | None = None,
+    on_batch: Any = None,
 ) -> dict[str, Any]:
     """What has to be the same for a run to be resumed; what came later only where it is used.
 
@@ -44,6 +45,8 @@ def describe(
         if isinstance(likelihood, FunctionLikelihood):
             described = likelihood.function
         description["likelihood"] = _without_addresses(repr(described))
+    if on_batch is not None:
+        description["on_batch"] = _without_addresses(repr(on_batch))
     if validation is not None and config.monitor is not None:
         description["validation"] = validation
     return description

@@ -13,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeromean.arguments import require_flag, require_integer, require_model, shown
+from zeromean.arguments import (
+    require_flag,
+    require_function,
+    require_integer,
+    require_model,
+    shown,
+)
 from zeromean.compression.prune import EmptiedWarning, prune_, require_prunable
 from zeromean.moments import RandomTensor, propagated
 from zeromean.prediction.probabilities import require_logits
@@ -21,6 +27,7 @@ from zeromean.training.collapse import CollapseWatch
 from zeromean.training.config import TrainingConfig
 from zeromean.training.devices import generator_state, set_generator_state
 from zeromean.training.expectation import expected_nll
+from zeromean.training.job import OnBatch
 from zeromean.training.layer_monitor import why_not_finite
 from zeromean.training.likelihoods import Likelihood, as_likelihood, require_classes_of
 from zeromean.training.mini_batches import outputs_of, split_batch
@@ -57,6 +64,8 @@ class ElboModule(pl.LightningModule):
             are trained too, or a function of both. Default: cross-entropy.
         sync_batchnorm: BatchNorm's statistics are those of all processes, of which there must be
             several.
+        on_batch: Called as `on_batch(inputs, targets)` with every batch of the training; gives the
+            inputs and targets to train on.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class ElboModule(pl.LightningModule):
         steps_per_epoch: int,
         likelihood: Likelihood | Callable[[Tensor, Tensor], Tensor] | None = None,
         sync_batchnorm: bool = False,
+        on_batch: OnBatch | None = None,
     ):
         super().__init__()
         require_model(model)
@@ -81,6 +91,9 @@ class ElboModule(pl.LightningModule):
         self.steps_per_epoch = steps_per_epoch
         self.likelihood = as_likelihood(likelihood)
         self.sync_batchnorm = require_flag("sync_batchnorm", sync_batchnorm)
+        if on_batch is not None:
+            require_function("on_batch", on_batch, "lambda inputs, targets: (inputs, targets)")
+        self.on_batch = on_batch
         self.averages = EpochAverages()
         self.collapse = CollapseWatch()
         if config.prune_after_epochs is not None:
@@ -164,7 +177,10 @@ class ElboModule(pl.LightningModule):
                 prune_(self.model)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        inputs, targets = split_batch(batch)
+        inputs, labels = split_batch(batch)
+        targets = labels
+        if self.on_batch is not None:
+            inputs, targets = split_batch(self.on_batch(inputs, labels))
         precision, device = self.config.precision, targets.device
         step = self.current_epoch * self.optimizer_steps + batch_idx // self.accumulate
         beta = self.config.kl_weight(step, self.optimizer_steps)
@@ -195,8 +211,8 @@ class ElboModule(pl.LightningModule):
                 f"The loss became {value} in epoch {self.current_epoch + 1} at step "
                 f"{batch_idx + 1}: {reason}."
             )
-        self.averages.add(nll.item(), value, len(targets), beta)
-        self.collapse.add(targets, nll.item())
+        self.averages.add(nll.item(), value, len(labels), beta)
+        self.collapse.add(labels, nll.item())
         if self.accumulate == 1:
             return loss
         # Lightning divides by their number also where the last step has fewer batches.

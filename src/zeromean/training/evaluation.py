@@ -26,7 +26,10 @@ def evaluate(
     device: torch.device,
     group: Group,
 ) -> dict[str, float]:
-    """`accuracy` (%) and `nll`; with a likelihood `nll`, and `rmse` where it has a mean.
+    """`accuracy` (%) and `nll`; with a likelihood `nll`, and what else it knows of.
+
+    That is `accuracy` where it has a method `probabilities(outputs)`, with classes along dimension
+    1, and `rmse` where it has a mean.
 
     The batches are divided among the processes. Each has noise of its own, so that the numbers do
     not depend on how many there are.
@@ -56,29 +59,39 @@ def evaluate(
 
 
 def _names(likelihood: Likelihood | None) -> tuple[str, ...]:
-    if likelihood is None:
+    if likelihood is None or _probabilities_of(likelihood) is not None:
         return ("accuracy", "nll")
     return ("nll", "rmse") if _mean_of(likelihood) is not None else ("nll",)
 
 
 def _of_classes(model: nn.Module, inputs: Any, targets: Tensor, seed: int) -> Mapping[str, float]:
     probabilities = predict_proba(model, inputs, num_samples=1, seed=seed, dim=1)
-    require_classes_of(probabilities, targets)
+    hits = _hits(probabilities, targets)
     chosen = probabilities.gather(1, targets.unsqueeze(1).long())
-    hits = int((probabilities.argmax(1) == targets).sum())
     nll = -float(chosen.clamp_min(torch.finfo(chosen.dtype).tiny).log().sum())
-    per_example = max(targets.numel() // len(targets), 1)  # Pixels or tokens, if any.
-    return {"accuracy": hits / per_example, "nll": nll / per_example}
+    return {"accuracy": hits, "nll": nll / _labels_of_each(targets)}
+
+
+def _hits(probabilities: Tensor, targets: Tensor) -> float:
+    """Examples whose most probable class is theirs; of pixels and tokens, the share of each."""
+    require_classes_of(probabilities, targets)
+    return int((probabilities.argmax(1) == targets).sum()) / _labels_of_each(targets)
+
+
+def _labels_of_each(targets: Tensor) -> int:
+    return max(targets.numel() // len(targets), 1)  # Pixels or tokens, if any.
 
 
 def _of_likelihood(likelihood: Likelihood) -> Callable[..., Mapping[str, float]]:
-    mean_of = _mean_of(likelihood)
+    mean_of, probabilities_of = _mean_of(likelihood), _probabilities_of(likelihood)
 
     def sums(model: nn.Module, inputs: Any, targets: Tensor, seed: int) -> Mapping[str, float]:
         outputs = sample_outputs(model, inputs, num_samples=1, seed=seed)[0]
         with torch.no_grad():
             found = {"nll": float(likelihood.nll(outputs, targets)) * len(targets)}
-            if mean_of is not None:
+            if probabilities_of is not None:
+                found["accuracy"] = _hits(probabilities_of(outputs), targets)
+            elif mean_of is not None:
                 squared = (mean_of(outputs)[0] - targets).square()
                 found["rmse"] = float(squared.mean()) * len(targets)
         return found
@@ -88,3 +101,7 @@ def _of_likelihood(likelihood: Likelihood) -> Callable[..., Mapping[str, float]]
 
 def _mean_of(likelihood: Likelihood) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     return getattr(likelihood, "mean_and_log_variance", None)
+
+
+def _probabilities_of(likelihood: Likelihood) -> Callable[[Tensor], Tensor] | None:
+    return getattr(likelihood, "probabilities", None)

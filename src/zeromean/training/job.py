@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from zeromean.training.config import TrainingConfig
 from zeromean.training.data_sources import DataSource
 from zeromean.training.devices import Strategy, require_devices
 from zeromean.training.likelihoods import Likelihood
+
+OnBatch = Callable[[Any, Tensor], tuple[Any, Tensor]]
+"""What inputs and targets of a batch become before they are trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class Job:
     num_data: int | None
     steps_per_epoch: int | None
     augment: Any
+    on_batch: OnBatch | None = None
 
 
 def why_inexact(job: Job, source: DataSource, state: dict[str, Any]) -> tuple[str, ...]:

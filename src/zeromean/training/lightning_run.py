@@ -71,6 +71,7 @@ def run(
         steps_per_epoch=len(source.batches),
         likelihood=likelihood,
         sync_batchnorm=several and job.sync_batchnorm,
+        on_batch=job.on_batch,
     )
     recorder = Recorder(
         files,

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor, nn
 
-from zeromean.arguments import require_choice, require_flag, require_model, shown
+from zeromean.arguments import (
+    require_choice,
+    require_flag,
+    require_function,
+    require_model,
+    shown,
+)
 from zeromean.extras import how_to_install
 from zeromean.files.lock import locked
 from zeromean.training.checkpoint import CheckpointFolder, require_same_run
@@ -40,7 +46,7 @@ from zeromean.training.distributed import (
     launched_elsewhere,
 )
 from zeromean.training.early_stopping import best_epoch, is_over
-from zeromean.training.job import Job, why_inexact, world_size_of
+from zeromean.training.job import Job, OnBatch, why_inexact, world_size_of
 from zeromean.training.likelihoods import Likelihood, as_likelihood
 from zeromean.training.precision import require_precision
 from zeromean.training.torchrun import served_group
@@ -91,6 +97,7 @@ def fit(
     progress: bool = True,
     on_epoch: Callable[[int, nn.Module], dict[str, Any]] | None = None,
     augment: Augmentation | EpochAugmentation | None = None,
+    on_batch: OnBatch | None = None,
 ) -> FitResult:
     """Train a model in place; resumes by itself.
 
@@ -128,6 +135,9 @@ def fit(
         on_epoch: Called as `on_epoch(epoch, model)` after every epoch, counted from 1, in the first
             process; returns more metrics. The noise that it draws does not change the training.
         augment: Passed on to `zeromean.data.Batches`, for tensors.
+        on_batch: Called as `on_batch(inputs, targets)` with every batch of the training, on its
+            device and in every process; gives the inputs and targets to train on: mixtures of
+            examples, or what a teacher says of them. `likelihood` is what reads the targets.
     """
     require_lightning()
     require_model(model)
@@ -138,6 +148,8 @@ def fit(
         )
     if on_epoch is not None and not callable(on_epoch):
         raise TypeError(f"on_epoch must be a function, got {shown(on_epoch)}.")
+    if on_batch is not None:
+        require_function("on_batch", on_batch, "lambda inputs, targets: (inputs, targets)")
     likelihood = as_likelihood(likelihood)
     require_sets(likelihood, train=train, validation=validation, test=test)
     device_of(model)
@@ -158,6 +170,7 @@ def fit(
         num_data=num_data,
         steps_per_epoch=steps_per_epoch,
         augment=augment,
+        on_batch=on_batch,
     )
     elsewhere = launched_elsewhere()
     world_size = world_size_of(devices, elsewhere, job)
@@ -238,6 +251,7 @@ def _train_locked(
         augment=job.augment,
         likelihood=job.likelihood,
         validation=None if job.validation is None else describe_data(job.validation),
+        on_batch=job.on_batch,
     )
 
     def found() -> dict[str, Any] | None:
