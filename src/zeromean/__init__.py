@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from zeromean.prediction.propagated import propagate_moments
     from zeromean.prediction.regression import predict_moments
     from zeromean.prediction.samples import sample_outputs
-    from zeromean.prediction.sources import States
+    from zeromean.prediction.sources import Augmented, States
     from zeromean.registry import register
     from zeromean.samplers.outputs import local, moment_matched
     from zeromean.samplers.weights import auto, flipout, mean, weight
@@ -92,6 +92,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "Additive",
+    "Augmented",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -272,7 +273,7 @@ _HOMES = {
     "prediction.propagated": ("propagate_moments",),
     "prediction.regression": ("predict_moments",),
     "prediction.samples": ("sample_outputs",),
-    "prediction.sources": ("States",),
+    "prediction.sources": ("Augmented", "States"),
     "registry": ("register",),
     "samplers.outputs": (
         "local",

@@ -169,3 +169,74 @@ def test_bad_states_are_refused():
         zm.States(model, [{"2.weight": torch.zeros(2)}])
     with pytest.raises(TypeError, match=r"states\[0\] must be a state dict"):
         zm.States(model, [{}])
+
+
+# --- inputs that are changed
+
+
+def test_transforms_are_networks_that_count_alike(x):
+    model = plain(1)
+    transforms = [lambda x: x, lambda x: -x, lambda x: x.flip(-1)]
+    source = zm.Augmented(model, transforms)
+    expected = torch.stack([model(t(x)).softmax(-1) for t in transforms])
+    torch.testing.assert_close(zm.predict_proba(source, x, 2), expected.mean(0))
+    found = zm.predictive_uncertainty(source, x, 2)
+    entropies = torch.distributions.Categorical(expected).entropy()
+    torch.testing.assert_close(found.expected_entropy, entropies.mean(0))
+    moments = zm.predict_moments(source, x, 2)
+    outputs = torch.stack([model(t(x)) for t in transforms]).detach()
+    torch.testing.assert_close(moments.epistemic, outputs.var(0, correction=0))
+    by_moments = zm.predict_proba(zm.Augmented(noisy(1), transforms), x, method="moments")
+    sampled = zm.predict_proba(zm.Augmented(noisy(1), transforms), x, 20_000, seed=0)
+    assert (by_moments - sampled).abs().max() < 0.02
+    assert "3 transforms" in repr(source)
+
+
+def test_each_network_of_a_source_sees_every_transform(x):
+    members = [plain(1), plain(2)]
+    states = zm.States(plain(0), [member.state_dict() for member in members])
+    expected = torch.stack([m(t * x) for m in members for t in (1, -1)])
+    for source in (members, states):
+        augmented = zm.Augmented(source, [lambda x: x, lambda x: -x])
+        for _ in range(2):  # A source can be asked again.
+            torch.testing.assert_close(zm.sample_outputs(augmented, x, 1), expected)
+
+
+def test_outputs_can_be_turned_back():
+    torch.manual_seed(0)
+    model, image = nn.Conv2d(1, 2, 3, padding=1), torch.randn(2, 1, 5, 5)
+    source = zm.Augmented(model, [(lambda x: x.flip(-1), lambda y: y.flip(-1)), (lambda x: x,)])
+    expected = (model(image.flip(-1)).flip(-1).softmax(1) + model(image).softmax(1)) / 2
+    torch.testing.assert_close(zm.predict_proba(source, image, 1, dim=1), expected)
+
+
+def test_random_transforms_are_drawn_for_every_sample(x):
+    def shaken(x):
+        return x + torch.randn_like(x)
+
+    for model in (plain(1), noisy(1)):
+        samples = zm.sample_outputs(zm.Augmented(model, [shaken, shaken]), x, 3, seed=0)
+        assert len({tuple(each.flatten().tolist()) for each in samples}) == 6
+        again = zm.sample_outputs(zm.Augmented(model, [shaken, shaken]), x, 3, seed=0)
+        assert torch.equal(samples, again)
+
+
+def test_transforms_that_are_none_are_refused(x):
+    model = plain(1)
+    with pytest.raises(TypeError, match=r"transforms must be a list of functions"):
+        zm.Augmented(model, torch.flip)
+    with pytest.raises(ValueError, match=r"at least one function; lambda x: x"):
+        zm.Augmented(model, [])
+    with pytest.raises(TypeError, match=r"transforms\[1\] must be a function"):
+        zm.Augmented(model, [lambda x: x, 3])
+    with pytest.raises(ValueError, match=r"transforms\[0\] .* got 3 things"):
+        zm.Augmented(model, [(torch.relu, torch.relu, torch.relu)])
+    with pytest.raises(TypeError, match=r"generator gives them once.*zm\.States"):
+        zm.Augmented((m for m in [model]), [torch.relu])
+    with pytest.raises(TypeError, match="transform must return a tensor"):
+        zm.predict_proba(zm.Augmented(model, [lambda x: None]), x)
+    with pytest.raises(TypeError, match="model must be a torch module"):
+        zm.predict_proba(zm.Augmented(3, [torch.relu]), x)
+    ends_in_softmax = nn.Sequential(model, nn.Softmax(-1))
+    with pytest.raises(ValueError, match=r"ends in nn\.Softmax"):
+        zm.predict_proba(zm.Augmented(ends_in_softmax, [torch.relu]), x)

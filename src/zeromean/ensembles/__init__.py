@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from zeromean.ensembles.deep import deep_ensemble, fit_ensemble
     from zeromean.ensembles.folder import load_ensemble, save_ensemble
     from zeromean.ensembles.snapshots import CosineCycles, Snapshots, fit_snapshots
+    from zeromean.ensembles.svgd import fit_svgd, stein_direction, stein_gradients_
     from zeromean.ensembles.weight_averages import SWA, SWAG
     from zeromean.prediction.ensemble import Ensemble
 
@@ -24,8 +25,11 @@ __all__ = [
     "deep_ensemble",
     "fit_ensemble",
     "fit_snapshots",
+    "fit_svgd",
     "load_ensemble",
     "save_ensemble",
+    "stein_direction",
+    "stein_gradients_",
 ]
 
 _MODULE_OF = {
@@ -37,8 +41,11 @@ _MODULE_OF = {
     "deep_ensemble": "ensembles.deep",
     "fit_ensemble": "ensembles.deep",
     "fit_snapshots": "ensembles.snapshots",
+    "fit_svgd": "ensembles.svgd",
     "load_ensemble": "ensembles.folder",
     "save_ensemble": "ensembles.folder",
+    "stein_direction": "ensembles.svgd",
+    "stein_gradients_": "ensembles.svgd",
 }
 
 

@@ -9,12 +9,12 @@ from a Laplace approximation, snapshots on disk) is a class or a generator that 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from zeromean.arguments import require_model, shown
+from zeromean.arguments import require_function, require_model, shown
 
 Source = nn.Module | Iterable[nn.Module]
 """What predictions take: one network, or several that count alike."""
@@ -54,6 +54,76 @@ class States:
 
     def __repr__(self) -> str:
         return f"States({type(self.model).__name__}, {len(self)} states)"
+
+
+class Augmented:
+    """Networks that see their inputs changed: test-time augmentation as a source of samples.
+
+    Each transform makes one network of it, and all count alike; `lambda x: x` is one of them where
+    inputs are to be seen as they are, too. A transform that draws random numbers, by torch, draws
+    them for every sample: `[shift] * 8` and `num_samples=1` are eight shifts.
+
+    Args:
+        source: A module, or several: what predictions take.
+        transforms: Functions of the input tensor. Where outputs have to be turned back, as those of
+            a segmentation, pairs of a function of the input and one of the output.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transforms: Sequence[Callable[[Tensor], Tensor] | tuple[Callable[[Tensor], Tensor], ...]],
+    ):
+        if isinstance(source, Iterator):
+            raise TypeError(
+                "Every transform needs the networks again, and a generator gives them once; "
+                "collect them in a list, or their state dicts in zm.States."
+            )
+        one = callable(transforms) or not isinstance(transforms, Sequence)
+        if one or isinstance(transforms, str):
+            raise TypeError(
+                f"transforms must be a list of functions of the input, got {shown(transforms)}."
+            )
+        if not transforms:
+            raise ValueError(
+                "transforms must have at least one function; lambda x: x leaves inputs as they are."
+            )
+        for index, transform in enumerate(transforms):
+            pair = transform if isinstance(transform, tuple) else (transform,)
+            if len(pair) not in (1, 2):
+                raise ValueError(
+                    f"transforms[{index}] must be a function of the input, or a pair with a "
+                    f"function of the output, got {len(pair)} things."
+                )
+            for part in pair:
+                require_function(f"transforms[{index}]", part, "lambda x: x.flip(-1)")
+        self.source = source
+        self.transforms = transforms
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """The networks one after the other, each valid until the next is asked for."""
+        for network in networks_of(self.source):
+            for transform in self.transforms:
+                parts = transform if isinstance(transform, tuple) else (transform,)
+                first, *last = (_Function(part) for part in parts)
+                yield nn.Sequential(first, network, *last)
+
+    def __repr__(self) -> str:
+        return f"Augmented({type(self.source).__name__}, {len(self.transforms)} transforms)"
+
+
+class _Function(nn.Module):
+    """A function where a module is wanted."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed = self.function(x)
+        if not isinstance(changed, Tensor):
+            raise TypeError(f"A transform must return a tensor, got {shown(changed)}.")
+        return changed
 
 
 def networks_of(source: Source) -> Iterator[nn.Module]:

@@ -91,7 +91,7 @@ def distill(
     config: TrainingConfig,
     *,
     folder: Path | str,
-    learn: Learn = "predictions",
+    learn: Learn | StudentLikelihood = "predictions",
     likelihood: NoiseModel | None = None,
     num_samples: int = 4,
     input_noise: float = 0.0,
@@ -114,7 +114,8 @@ def distill(
         config: Of the student's training.
         folder: Folder of this run only.
         learn: "predictions": the average over the samples. "uncertainty": how the samples are
-            distributed, for `Distilled.predictive_uncertainty`.
+            distributed, for `Distilled.predictive_uncertainty`. Or the likelihood itself that the
+            student is to be trained by, such as `DirichletLikelihood("likelihood")`.
         likelihood: The teacher's likelihood, for a regression. Default: classes.
         num_samples: Draws of the teacher for a batch, of its noise or of its networks. The paper
             has one, which needs more steps.
@@ -127,19 +128,13 @@ def distill(
     from zeromean.training.trainer import fit
 
     require_model(student, "student")
-    require_choice("learn", learn, get_args(Learn))
-    samples = Samples(teacher, likelihood, num_samples, input_noise, differ=learn == "uncertainty")
+    head = _head(learn, regression=likelihood is not None)
+    differ = isinstance(head, (DirichletLikelihood, SplitVarianceLikelihood))
+    samples = Samples(teacher, likelihood, num_samples, input_noise, differ=differ)
     if any(student is module for part in samples.modules() for module in part.modules()):
         raise ValueError("The student is a part of the teacher, which would learn from itself.")
     if isinstance(data, Tensor):
         data = data, torch.zeros(len(data), dtype=torch.long)
-    heads: dict[tuple[bool, Learn], type[StudentLikelihood]] = {
-        (True, "predictions"): CategoricalLikelihood,
-        (True, "uncertainty"): DirichletLikelihood,
-        (False, "predictions"): TotalVarianceLikelihood,
-        (False, "uncertainty"): SplitVarianceLikelihood,
-    }
-    head = heads[likelihood is None, learn]()
     places = {part: next(part.parameters(), torch.empty(0)).device for part in samples.modules()}
     try:
         result = fit(
@@ -149,6 +144,20 @@ def distill(
         for part, place in places.items():
             part.to(place)
     return Distilled(student, head, result)
+
+
+def _head(learn: Learn | StudentLikelihood, *, regression: bool) -> StudentLikelihood:
+    heads: dict[str, type[StudentLikelihood]] = {
+        "predictions": TotalVarianceLikelihood if regression else CategoricalLikelihood,
+        "uncertainty": SplitVarianceLikelihood if regression else DirichletLikelihood,
+    }
+    if not isinstance(learn, get_args(StudentLikelihood)):
+        require_choice("learn", learn, get_args(Learn))
+        return heads[str(learn)]()
+    if not isinstance(learn, tuple(heads.values())):
+        what = "a regression" if regression else "classes, without a likelihood= of the teacher"
+        raise ValueError(f"{type(learn).__name__} is not for {what}; use learn='uncertainty'.")
+    return learn
 
 
 class Samples:

@@ -9,14 +9,16 @@ distribution.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeromean.arguments import require_numbers
+from zeromean.arguments import require_choice, require_numbers
 from zeromean.functional.dirichlet import dirichlet_entropies, dirichlet_nll
 from zeromean.prediction.classification import PredictiveUncertainty
+from zeromean.prediction.probabilities import require_logits
 from zeromean.prediction.regression import PredictiveMoments
 from zeromean.training.likelihoods import (
     HeteroscedasticGaussianLikelihood,
@@ -24,6 +26,8 @@ from zeromean.training.likelihoods import (
 )
 
 _LOG_TWO_PI = math.log(2 * math.pi)
+# In nats. Samples that agree would make concentrations grow without end.
+_LEAST_INFORMATION = 1e-6
 
 
 class CategoricalLikelihood(nn.Module):
@@ -39,9 +43,9 @@ class CategoricalLikelihood(nn.Module):
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood, averaged over the examples."""
         if not _is_sampled(outputs, targets):
-            require_classes_of(outputs, targets)
-            return F.cross_entropy(outputs, targets)
+            return _label_loss(outputs, targets)
         _require_shape(outputs, targets, outputs.shape[1:])
+        require_logits(self, outputs)
         return F.cross_entropy(outputs, targets.softmax(2).mean(1).to(outputs.dtype))
 
 
@@ -49,20 +53,32 @@ class DirichletLikelihood(nn.Module):
     """Probabilities that are random themselves: Dirichlet with concentrations e^output.
 
     The mean is the softmax of the outputs, so that `zm.predict_proba` and losses for logits read
-    them as ever; their common part is what a teacher's samples disagree by. Malinin and Gales
+    them as ever; their common part says how much a teacher's samples disagree. Malinin and Gales
     (2018), "Predictive uncertainty estimation via prior networks"; Malinin, Mlodozeniec and Gales
     (2020), "Ensemble distribution distillation".
 
     Args:
-        smoothing: Part of each sample's probabilities that goes to all classes alike. Without it
-            the fit is about the logarithm of the smallest of them, 1e-20, say.
+        match: What a fit to samples is about. "entropies": the averaged probabilities, and the
+            mutual information, to which the common part of the outputs is fitted alone; students
+            predict as well as those of the average. "likelihood": the density of the samples, as
+            the papers have it. It is about the logarithms of the smallest probabilities, and
+            where samples are surer than a Dirichlet can be predictions pay for that.
+        smoothing: Of "likelihood", part of each sample's probabilities that goes to all classes
+            alike, so that none is 1e-20.
     """
 
-    def __init__(self, *, smoothing: float = 1e-4):
+    def __init__(
+        self,
+        match: Literal["entropies", "likelihood"] = "entropies",
+        *,
+        smoothing: float = 1e-4,
+    ):
         super().__init__()
+        require_choice("match", match, ("entropies", "likelihood"))
         require_numbers(smoothing=smoothing)
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must be in [0, 1), got {smoothing}.")
+        self.match = match
         self.smoothing = float(smoothing)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
@@ -70,12 +86,14 @@ class DirichletLikelihood(nn.Module):
         return outputs.softmax(1)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Of sampled logits the density of their probabilities; of labels the cross-entropy."""
+        """The cross-entropy to labels, or what is least where the samples are matched."""
         if not _is_sampled(outputs, targets):
-            require_classes_of(outputs, targets)
-            return F.cross_entropy(outputs, targets)
+            return _label_loss(outputs, targets)
         _require_shape(outputs, targets, outputs.shape[1:])
-        log_probability = targets.log_softmax(2)
+        require_logits(self, outputs)
+        log_probability = targets.to(outputs.dtype).log_softmax(2)
+        if self.match == "entropies":
+            return _entropy_loss(outputs, log_probability)
         if self.smoothing > 0:
             uniform = math.log(self.smoothing / targets.shape[2])
             kept = log_probability + math.log1p(-self.smoothing)
@@ -89,7 +107,7 @@ class DirichletLikelihood(nn.Module):
         return PredictiveUncertainty(expected + information, expected, information)
 
     def extra_repr(self) -> str:
-        return f"smoothing={self.smoothing:g}"
+        return f"{self.match!r}, smoothing={self.smoothing:g}"
 
 
 class TotalVarianceLikelihood(nn.Module):
@@ -167,6 +185,12 @@ class SplitVarianceLikelihood(nn.Module):
         return mean, aleatoric, epistemic
 
 
+def _label_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    require_classes_of(outputs, labels)
+    require_logits(nn.Identity(), outputs)
+    return F.cross_entropy(outputs, labels)
+
+
 def _is_sampled(outputs: Tensor, targets: Tensor) -> bool:
     return targets.dim() == outputs.dim() + 1
 
@@ -178,6 +202,23 @@ def _require_shape(outputs: Tensor, targets: Tensor, wanted: torch.Size) -> None
             "The student must return as much for an example as the teacher, which returns "
             f"{tuple(found)}; got {tuple(wanted)}."
         )
+
+
+def _entropy_loss(outputs: Tensor, log_probability: Tensor) -> Tensor:
+    """Least where the mean is the averaged probability, and the information that of the samples.
+
+    The information is E KL(p ‖ mean), of which each sample has its share, without a bias from how
+    few there are. It is fitted as the mean of an exponential distribution is.
+    """
+    probability = log_probability.exp()
+    mean = outputs.log_softmax(1)
+    cross_entropy = -(probability.mean(1) * mean).sum(1).mean()
+    mean = mean.detach()
+    shares = (probability * (log_probability - mean.unsqueeze(1))).sum(2).mean(1)
+    _, information = dirichlet_entropies(mean + outputs.logsumexp(1, keepdim=True), dim=1)
+    information = information.clamp_min(_LEAST_INFORMATION)
+    fitted = shares.clamp_min(_LEAST_INFORMATION) / information + information.log()
+    return cross_entropy + fitted.mean()
 
 
 def _of_teacher(outputs: Tensor, targets: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
