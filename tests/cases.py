@@ -49,6 +49,8 @@ PRIORS = {
     "ARD": zm.ARD(),
     "Normal": zm.Normal(scale=0.5),
     "Normal-learn": zm.Normal(learn=True),
+    "Normal-neuron": zm.Normal(learn=True, per="neuron"),
+    "Normal-hyperprior": zm.Normal(learn=True, per="weight", hyperprior=zm.InverseGamma(2.0, 0.1)),
     "GammaPrior": zm.GammaPrior(2.0, scale=0.5),
     "GammaPrior-learn": zm.GammaPrior(learn=True),
 }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from zeromean.conversion.share_log_alpha import share_log_alpha_
     from zeromean.conversion.to_deterministic import to_deterministic
     from zeromean.distributions.from_posterior import FromPosterior
+    from zeromean.distributions.hyperprior import InverseGamma
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
     from zeromean.distributions.posteriors.additive import Additive
     from zeromean.distributions.posteriors.drop_connect import DropConnect
@@ -113,6 +114,7 @@ __all__ = [
     "GaussianLikelihood",
     "GroupNorm",
     "HeteroscedasticGaussianLikelihood",
+    "InverseGamma",
     "LayerNorm",
     "Linear",
     "LogNormalDropout",
@@ -221,6 +223,7 @@ _HOMES = {
     ),
     "distributions.posteriors.posterior": ("Posterior",),
     "distributions.posteriors.zero_mean": ("ZeroMean",),
+    "distributions.hyperprior": ("InverseGamma",),
     "distributions.priors": (
         "ARD",
         "GammaPrior",

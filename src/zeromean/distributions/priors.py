@@ -10,20 +10,21 @@ zero-mean posterior. ELBOs compare models under one prior, never across priors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from zeromean import functional
-from zeromean.arguments import require_choice, require_numbers
+from zeromean.arguments import require_choice, require_numbers, shown
+from zeromean.distributions.hyperprior import InverseGamma, sum_by_share
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
 from zeromean.distributions.posteriors.positive import PositivePosterior
-from zeromean.distributions.posteriors.posterior import Posterior
+from zeromean.distributions.posteriors.posterior import SHARES, Posterior
 from zeromean.distributions.posteriors.spread import Spread
 from zeromean.functional.kl import normal_kl_sum
 from zeromean.functional.numerics import wide
@@ -143,19 +144,63 @@ class Normal:
 
     Args:
         scale: Standard deviation.
-        learn: Empirical Bayes: use the best common scale² of each layer, the average of
-            mean² + variance over its weights, in place of `scale`.
+        learn: Empirical Bayes: the best scale² in place of `scale`, in closed form: the average of
+            mean² + variance over the weights that share it.
+        per: What shares a learned scale: "layer", "neuron" (as in `zm.Multiplicative`) or "weight".
+            As many scales as weights overfit; they want a hyperprior.
+        hyperprior: What is known of a learned scale² beforehand, such as `zm.InverseGamma(2, 0.1)`.
+            The scale is the most probable one, and the KL term has −log of the density there, by
+            which it may be negative.
     """
 
     scale: float = 1.0
     learn: bool = False
+    per: Literal["layer", "neuron", "weight"] = "layer"
+    hyperprior: InverseGamma | None = None
 
     def __post_init__(self):
         require_numbers(scale=self.scale)
         if not 0 < self.scale < math.inf:
             raise ValueError(f"Normal needs a scale > 0, got {self.scale}.")
+        require_choice("per", self.per, SHARES)
+        if isinstance(self.hyperprior, Mapping):  # As files have it.
+            object.__setattr__(self, "hyperprior", InverseGamma(**self.hyperprior))
+        if not isinstance(self.hyperprior, InverseGamma | None):
+            raise TypeError(
+                f"hyperprior must be a zm.InverseGamma or None, got {shown(self.hyperprior)}."
+            )
+        if not self.learn and (self.per != "layer" or self.hyperprior is not None):
+            raise ValueError(
+                "per= and hyperprior= are about scales that are learned; say learn=True."
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Its arguments; what came later only where it is set, so that files stay as they were."""
+        settings: dict[str, Any] = {"scale": self.scale, "learn": self.learn}
+        if self.per != "layer":
+            settings["per"] = self.per
+        if self.hyperprior is not None:
+            settings["hyperprior"] = asdict(self.hyperprior)
+        return settings
+
+    def __repr__(self) -> str:
+        shown_fields = {**self.settings(), "hyperprior": self.hyperprior}
+        if self.hyperprior is None:
+            del shown_fields["hyperprior"]
+        return f"Normal({', '.join(f'{name}={value!r}' for name, value in shown_fields.items())})"
+
+    def learned_variance(self, posterior: Posterior) -> Tensor:
+        """The best scale² for a posterior: one number, or one for each neuron or weight."""
+        if not self.learn:
+            raise ValueError(f"The scale of {self} is not learned; it is {self.scale:g}.")
+        squares, count, _ = self._sums(posterior)
+        return self._best(squares, count)
 
     def kl(self, posterior: Posterior) -> Tensor:
+        if self.learn and self.per == "weight" and self.hyperprior is None:
+            return ARD().kl(posterior)
+        if self.learn and (self.per != "layer" or self.hyperprior is not None):
+            return self._learned_kl(posterior)
         if not isinstance(posterior, FactorizedPosterior):
             return self._joint_kl(posterior)
         mean, spread, kind = posterior.mean_and_spread()
@@ -171,6 +216,34 @@ class Normal:
             average = _total(posterior, second_moment) / _num_random(posterior)
             scale = average.clamp_min(torch.finfo(scale.dtype).tiny).sqrt()
         return _total(posterior, functional.normal_kl(mean, log_variance, scale))
+
+    def _learned_kl(self, posterior: Posterior) -> Tensor:
+        """By sums over the weights that share a scale; −log of the hyperprior is a part of it."""
+        squares, count, log_determinant = self._sums(posterior)
+        variance = self._best(squares, count)
+        kl = 0.5 * (squares / variance - count + count * variance.log())
+        if self.hyperprior is not None:
+            kl = kl - self.hyperprior.log_density(variance)
+        # Where all weights have been pruned there is no scale.
+        return torch.where(count > 0, kl, 0.0).sum() - 0.5 * log_determinant
+
+    def _best(self, squares: Tensor, count: Tensor) -> Tensor:
+        if self.hyperprior is None:
+            return (squares / count.clamp_min(1)).clamp_min(torch.finfo(squares.dtype).tiny)
+        return self.hyperprior.best_variance(squares, count)
+
+    def _sums(self, posterior: Posterior) -> tuple[Tensor, Tensor, Tensor]:
+        """Σ mean² + variance and the number of weights by scale, and log det of the covariance."""
+        if self.per != "layer":
+            posterior = independent(posterior, f"Normal(learn=True, per={self.per!r})")
+        mean, variance = posterior.moments()
+        squares = wide(variance if mean is None else variance + mean.square())
+        ones = torch.ones_like(squares)
+        sums = [
+            sum_by_share(posterior.counted(posterior.masked(each)), self.per, posterior.layout)
+            for each in (squares, ones)
+        ]
+        return sums[0], sums[1], wide(posterior.log_determinant())
 
     def _joint_kl(self, posterior: Posterior) -> Tensor:
         """The KL of all weights together, which needs their sizes and the determinant alone."""
