@@ -200,7 +200,6 @@ ITEMS = (
         "molchanov",
         "distillation",
         "the student is worse than the ensemble and better than one network",
-        "no experiment yet",
     ),
     Item("molchanov", "quantization", "the bits that a posterior needs"),
     Item("molchanov", "variance reduction", "additive in place of multiplicative noise"),
