@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,7 +85,7 @@ def fit_svgd(
         particles,
         train,
         config,
-        folder=folder,
+        folder=Path(folder),
         likelihood=_of_each(likelihood, f"prior scale {prior_scale:g}, bandwidth {bandwidth}"),
         callbacks=[*options.pop("callbacks", ()), callback],
         **options,

@@ -241,7 +241,9 @@ class Samples:
             each = self.num_samples // count
         drawn = sample_outputs(networks, inputs, each)
         if self.likelihood is None:
-            require_logits(self.teacher if is_one(self.teacher) else nn.Identity(), drawn[0])
+            # Of several networks the numbers have to tell.
+            shown_by = self.teacher if isinstance(self.teacher, nn.Module) else nn.Identity()
+            require_logits(shown_by, drawn[0])
         return drawn
 
     def _noisy(self, tensor: Tensor) -> Tensor:

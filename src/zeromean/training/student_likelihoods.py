@@ -215,7 +215,9 @@ def _entropy_loss(outputs: Tensor, log_probability: Tensor) -> Tensor:
     cross_entropy = -(probability.mean(1) * mean).sum(1).mean()
     mean = mean.detach()
     shares = (probability * (log_probability - mean.unsqueeze(1))).sum(2).mean(1)
-    _, information = dirichlet_entropies(mean + outputs.logsumexp(1, keepdim=True), dim=1)
+    # Only a shift of all outputs alike is fitted by this: it leaves the mean as it is.
+    shift = outputs.mean(1, keepdim=True)
+    _, information = dirichlet_entropies(outputs.detach() + shift - shift.detach(), dim=1)
     information = information.clamp_min(_LEAST_INFORMATION)
     fitted = shares.clamp_min(_LEAST_INFORMATION) / information + information.log()
     return cross_entropy + fitted.mean()
