@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from zeromean.conversion.share_log_alpha import share_log_alpha_
     from zeromean.conversion.to_deterministic import to_deterministic
     from zeromean.distributions.from_posterior import FromPosterior
+    from zeromean.distributions.gamma_prior import GammaPrior
     from zeromean.distributions.hyperprior import InverseGamma
     from zeromean.distributions.noise import factorized, normal, rademacher, uniform
     from zeromean.distributions.posteriors.additive import Additive
@@ -44,14 +45,7 @@ if TYPE_CHECKING:
     from zeromean.distributions.posteriors.positive import Exponential, Gamma
     from zeromean.distributions.posteriors.posterior import Posterior
     from zeromean.distributions.posteriors.zero_mean import ZeroMean
-    from zeromean.distributions.priors import (
-        ARD,
-        GammaPrior,
-        LogUniform,
-        Normal,
-        Prior,
-        StudentT,
-    )
+    from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
     from zeromean.files.model import load, save
     from zeromean.layers.attention import MultiheadAttention
     from zeromean.layers.blocks import draw_noise, held_noise, sampling
@@ -224,9 +218,9 @@ _HOMES = {
     "distributions.posteriors.posterior": ("Posterior",),
     "distributions.posteriors.zero_mean": ("ZeroMean",),
     "distributions.hyperprior": ("InverseGamma",),
+    "distributions.gamma_prior": ("GammaPrior",),
     "distributions.priors": (
         "ARD",
-        "GammaPrior",
         "LogUniform",
         "Normal",
         "Prior",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from zeromean.distributions.hyperprior import InverseGamma, sum_by_share
 from zeromean.distributions.posteriors.additive import Additive
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior, independent
 from zeromean.distributions.posteriors.multiplicative import Multiplicative
-from zeromean.distributions.posteriors.positive import PositivePosterior
 from zeromean.distributions.posteriors.posterior import SHARES, Posterior
 from zeromean.distributions.posteriors.spread import Spread
 from zeromean.functional.kl import normal_kl_sum
@@ -110,9 +109,9 @@ class StudentT:
             mean, scale, log_variance = _moments(posterior)
             noise = posterior.noise(scale)
             kl = functional.student_t_kl_sample(mean, log_variance, self.df, noise)
-            return _total(posterior, kl)
+            return sum_of(posterior, kl)
         mean, _, log_variance = _moments(posterior)
-        return _total(posterior, functional.student_t_kl(mean, log_variance, self.df))
+        return sum_of(posterior, functional.student_t_kl(mean, log_variance, self.df))
 
     def settings(self) -> dict[str, float | str]:
         return {"df": self.df, "kl": self.method}
@@ -213,9 +212,9 @@ class Normal:
             second_moment = deviation.square()
             if mean is not None:
                 second_moment = second_moment + mean.square()
-            average = _total(posterior, second_moment) / _num_random(posterior)
+            average = sum_of(posterior, second_moment) / num_random(posterior)
             scale = average.clamp_min(torch.finfo(scale.dtype).tiny).sqrt()
-        return _total(posterior, functional.normal_kl(mean, log_variance, scale))
+        return sum_of(posterior, functional.normal_kl(mean, log_variance, scale))
 
     def _learned_kl(self, posterior: Posterior) -> Tensor:
         """By sums over the weights that share a scale; −log of the hyperprior is a part of it."""
@@ -249,56 +248,13 @@ class Normal:
         """The KL of all weights together, which needs their sizes and the determinant alone."""
         mean, variance = posterior.moments()
         squares = variance if mean is None else variance + mean.square()
-        second_moment, count = _total(posterior, wide(squares)), _num_random(posterior)
+        second_moment, count = sum_of(posterior, wide(squares)), num_random(posterior)
         prior_variance = torch.as_tensor(self.scale**2).to(second_moment)
         if self.learn:
             smallest = torch.finfo(second_moment.dtype).tiny
             prior_variance = (second_moment / count).clamp_min(smallest)
         relative = second_moment / prior_variance - count
         return 0.5 * (relative + count * prior_variance.log() - wide(posterior.log_determinant()))
-
-
-@register("prior")
-@dataclass(frozen=True)
-class GammaPrior:
-    """Gamma(concentration, scale), for positive weights; a concentration of 1 is exponential.
-
-    Args:
-        concentration: Below 1 most of it is near zero.
-        scale: The mean, divided by the concentration.
-        learn: Empirical Bayes: use the best common scale of each layer in place of `scale`, with
-            which the prior's mean is the average of the posterior's.
-    """
-
-    concentration: float = 1.0
-    scale: float = 1.0
-    learn: bool = False
-
-    positive: ClassVar[bool] = True
-
-    def __post_init__(self):
-        require_numbers(concentration=self.concentration, scale=self.scale)
-        for name in ("concentration", "scale"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"GammaPrior needs a {name} > 0, got {value}.")
-
-    def kl(self, posterior: Posterior) -> Tensor:
-        if not isinstance(posterior, PositivePosterior):
-            raise TypeError(
-                "GammaPrior needs a posterior with positive weights, such as zm.Gamma, got "
-                f"{type(posterior).__name__}; use zm.Normal()."
-            )
-        log_mean = wide(posterior.log_mean)
-        prior_mean = torch.as_tensor(self.concentration * self.scale).to(log_mean)
-        if self.learn:
-            means = wide(posterior.mean_and_scale()[0])
-            average = _total(posterior, means) / _num_random(posterior)
-            prior_mean = average.clamp_min(torch.finfo(average.dtype).tiny)
-        log_alpha = posterior.masked(wide(posterior.log_alpha_per_weight()))
-        prior_log_alpha = torch.full_like(log_mean, -math.log(self.concentration))
-        kl = functional.gamma_kl(log_mean, log_alpha, prior_mean.log(), prior_log_alpha)
-        return _total(posterior, kl)
 
 
 def _exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
@@ -323,7 +279,7 @@ def _log_uniform_sample(posterior: FactorizedPosterior) -> Tensor:
         mean = torch.ones_like(scale)
         log_variance = wide(posterior.masked(posterior.log_alpha_per_weight()))
     noise = posterior.noise(scale)
-    return _total(posterior, functional.log_uniform_kl_sample(mean, log_variance, noise))
+    return sum_of(posterior, functional.log_uniform_kl_sample(mean, log_variance, noise))
 
 
 def _moments(posterior: FactorizedPosterior) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -336,12 +292,12 @@ def _moments(posterior: FactorizedPosterior) -> tuple[Tensor | None, Tensor, Ten
     return None if mean is None else wide(mean), wide(scale), wide(log_variance)
 
 
-def _total(posterior: Posterior, per_weight: Tensor) -> Tensor:
+def sum_of(posterior: Posterior, per_weight: Tensor) -> Tensor:
     """Sum over the weights that are random: not pruned, not in the noiseless row."""
     return posterior.counted(posterior.masked(per_weight)).sum()
 
 
-def _num_random(posterior: Posterior) -> int | Tensor:
+def num_random(posterior: Posterior) -> int | Tensor:
     if posterior.mask is None:
         return posterior.num_random
     return posterior.counted(posterior.mask).sum().clamp_min(1)

@@ -23,8 +23,8 @@ from zeromean.arguments import (
     require_numbers,
     shown,
 )
-from zeromean.ensembles.ensemble import Ensemble
 from zeromean.layers.stochastic_module import stochastic_modules
+from zeromean.prediction.ensemble import Ensemble
 from zeromean.prediction.inputs import logits_in
 from zeromean.training.config import TrainingConfig
 from zeromean.training.likelihoods import Likelihood, as_likelihood

@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from zeromean.ensembles.ensemble import Ensemble
 from zeromean.ensembles.svgd import stein_gradients_
+from zeromean.prediction.ensemble import Ensemble
 
 
 class SteinCallback(pl.Callback):

@@ -19,6 +19,7 @@ from zeromean.arguments import (
     shown,
 )
 from zeromean.distributions.from_posterior import FromPosterior
+from zeromean.distributions.gamma_prior import GammaPrior
 from zeromean.distributions.noise import normal
 from zeromean.distributions.posteriors.factorized import FactorizedPosterior
 from zeromean.distributions.posteriors.posterior import (
@@ -26,7 +27,7 @@ from zeromean.distributions.posteriors.posterior import (
     PosteriorFactory,
     WeightLayout,
 )
-from zeromean.distributions.priors import ARD, GammaPrior, LogUniform, Normal, Prior, StudentT
+from zeromean.distributions.priors import ARD, LogUniform, Normal, Prior, StudentT
 from zeromean.layers.stochastic_module import StochasticModule, own_sampler
 from zeromean.registry import POSTERIORS, PRIORS, SAMPLERS
 from zeromean.samplers.kinds import Draws, drawn_by, needs_normal_noise
