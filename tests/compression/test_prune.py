@@ -22,7 +22,7 @@ SHARED_ALPHA = ["ZeroMean", "Multiplicative-layer", "Multiplicative-neuron"]
 
 
 def criterion(posterior):
-    return "snr" if posterior in (*OWN_ALPHA, "Additive-uniform") else "variance"
+    return "snr" if posterior in (*OWN_ALPHA, "Additive-uniform", "Gamma") else "variance"
 
 
 def pruned(layer, posterior, prior="None", sampler="weight", sparsity=0.5, **options):

@@ -160,7 +160,7 @@ def test_converted_resnet_keeps_its_outputs_as_means(posterior):
         "blocks.1.downsample.0",
         "head",
     ]
-    assert report.left["blocks.1.downsample.1"] == "norms are converted with norms=True"
+    assert report.left["blocks.1.downsample.1"] == "BatchNorm2d is converted with norms=True"
 
 
 def test_converted_resnet_learns_and_predicts():
@@ -338,7 +338,7 @@ def test_report_says_when_predictions_change():
     assert "0.018 of its weights" in str(quiet)
     variance = converted(posterior=zm.ZeroMean)
     assert not variance.keeps_predictions
-    assert "zero mean" in str(variance)
+    assert "mean is zero" in str(variance)
     assert "train" in str(variance)
     loud = converted(posterior=partial(zm.Additive, log_variance=-2.0))
     assert not loud.keeps_predictions
@@ -449,7 +449,7 @@ def test_report_reads_line_by_line():
     report = zm.make_stochastic_(model)
     first, second = str(report).splitlines()
     assert first.startswith("converted 0: noise 0.018")
-    assert second == "left 1: norms are converted with norms=True"
+    assert second == "left 1: BatchNorm1d is converted with norms=True"
 
 
 class WithToken(nn.Module):

@@ -188,7 +188,10 @@ def test_conversion_of_everything_keeps_predictions_and_says_so(tmp_path):
 def test_defaults_leave_biases_and_norms_as_they_are():
     model = Network()
     report = zm.make_stochastic_(model)
-    assert report.left == dict.fromkeys("15", "norms are converted with norms=True")
+    assert report.left == {
+        "1": "BatchNorm2d is converted with norms=True",
+        "5": "LayerNorm is converted with norms=True",
+    }
     assert isinstance(model[4].bias, nn.Parameter)
     bare = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
     report = zm.make_stochastic_(bare, norms=True)

@@ -8,10 +8,12 @@ from torch.distributions import Normal as TorchNormal
 from torch.distributions import kl_divergence as torch_kl
 
 import zeromean as zm
-from cases import POSTERIORS, PRIORS, build, is_normal
+from cases import POSTERIORS, PRIORS, build, is_allowed, is_normal
 from zeromean.distributions.posteriors.posterior import WeightLayout
 
-every_noisy_prior = pytest.mark.parametrize("prior", [p for p in PRIORS if p != "None"])
+every_noisy_prior = pytest.mark.parametrize(
+    "prior", [p for p in PRIORS if p != "None" and is_allowed("Additive", p, "weight")]
+)
 
 
 def moments(layer):

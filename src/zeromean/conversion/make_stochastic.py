@@ -192,7 +192,7 @@ def _select(
         elif not module._parameters:
             continue
         if is_norm(module) and not with_norms:
-            left[name or "the model"] = "norms are converted with norms=True"
+            left[name or "the model"] = f"{type(module).__name__} is converted with norms=True"
             continue
         reason = _reason_to_leave(name, module, where, module in reads_weights)
         if reason is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from zeromean.conversion.twins import has_twin
+from zeromean.conversion.twins import has_twin, is_norm
 from zeromean.layers.blocks import monte_carlo_modes
 from zeromean.layers.stochastic_module import StochasticModule
 from zeromean.prediction.inputs import as_arguments, num_examples_in
@@ -122,7 +122,9 @@ def calls_of(model: nn.Module, inputs: Any) -> Calls:
 
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
-        if module in inside or isinstance(module, StochasticModule) or not has_twin(module):
+        if module in inside or isinstance(module, StochasticModule):
+            continue
+        if not has_twin(module) or is_norm(module):
             continue
         inside.update(module.modules())
         handles.append(module.register_forward_pre_hook(before(name)))
