@@ -24,7 +24,7 @@ def test_first_example_runs_as_printed(capsys):
     namespace = {}
     exec(compile(BLOCKS[0], "README.md", "exec"), namespace)
     printed = numbers(capsys.readouterr().out)
-    stated = numbers(README[README.index("```text\nlayer") :])
+    stated = numbers(README[README.index("```text\nlayer") :].split("\n```")[0])
     assert printed.keys() == stated.keys() >= {"RMSE", "NLL", "passes for a prediction"}
     result = namespace["result"]
     # More than a temperature and than the passes are worth, and no error more.

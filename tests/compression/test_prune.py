@@ -95,8 +95,8 @@ def test_pruned_weights_have_no_kl_and_no_gradient(layer, posterior, prior):
         if parameter.shape == model.weight.shape:
             assert (parameter.grad[~model.weight.mask] == 0).all()
         assert parameter.grad.isfinite().all()
-    if "sample" in prior:
-        return
+    if "sample" in prior or prior == "Normal-neuron":
+        return  # The layer below has other neurons.
     # The same weights, kept ones alone in a layer of one row.
     keep = model.weight.counted(model.weight.mask)
     line = POSTERIORS[posterior]
