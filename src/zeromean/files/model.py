@@ -63,8 +63,7 @@ from zeromean.registry import (
 # 1: the first. 2: posteriors can be pruned, and have masks. 3: recurrent layers are described.
 # 4: posteriors can share single parameters (one α of several layers), and aliases are ties.
 # 5: attention is described. 6: so is noise on what layers read; posteriors can have priors of their
-# own (`zm.become_prior_`).
-# 7: biases and norms can be random.
+# own (`zm.become_prior_`). 7: biases and norms can be random.
 FORMAT_VERSION = 7
 HEADER = "zeromean"  # Under which a file has it, and by which it is known.
 # What a header says of a layer besides the arguments of its posterior.
